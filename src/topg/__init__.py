@@ -1,0 +1,31 @@
+"""ToPG: inference for large language models, the same answer every time.
+
+    from topg import LLM, SamplingParams
+
+Importing the package loads nothing else; a name's module is loaded when the name is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topg.llm import LLM as LLM
+    from topg.sampling_params import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "topg.llm", "SamplingParams": "topg.sampling_params"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'topg' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

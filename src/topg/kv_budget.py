@@ -1,0 +1,80 @@
+"""How many KV pages a model gets: enough for a full batch of full contexts, as far as memory allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from topg.config import Config
+from topg.converter.manifest import Manifest
+from topg.errors import CapacityError
+from topg.kv.pages import KV_BYTES, KVGeometry, KVType, tokens_per_page
+from topg.units import format_size
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """Shape and number of the pages."""
+
+    geometry: KVGeometry
+    page_count: int
+
+
+def plan_kv(manifest: Manifest, settings: Config, max_context: int, device: str = "cpu") -> KVBudget:
+    """Pages for `max_batch_size` sequences of `max_context` tokens, or the most that memory.preallocate allows.
+
+    Raises CapacityError when not even one such sequence fits.  Only the memory of the CPU is looked at.
+    """
+    geometry = _geometry(manifest, settings)
+    per_sequence = -(-max_context // geometry.tokens_per_page)
+    wanted = per_sequence * settings.execution.max_batch_size
+    free = available_memory() if device == "cpu" else None
+    if free is None:
+        return KVBudget(geometry, wanted)
+    room = max(0, free - manifest.nbytes) * settings.memory.preallocate
+    affordable = int(room // geometry.bytes_per_page)
+    if affordable < per_sequence:
+        needed = format_size(per_sequence * geometry.bytes_per_page)
+        raise CapacityError(
+            f"a context of {max_context} tokens needs {needed} of KV cache, "
+            f"and {format_size(int(room))} may be used (memory.preallocate of what is free after the weights): lower "
+            "max_context, or free some memory"
+        )
+    return KVBudget(geometry, min(wanted, affordable))
+
+
+def available_memory() -> int | None:
+    """Bytes that can be allocated now, also within a container's limit; None where the system does not tell."""
+    known = [size for size in (_free_of_machine(), _free_of_cgroup()) if size is not None]
+    return min(known, default=None)
+
+
+def _geometry(manifest: Manifest, settings: Config) -> KVGeometry:
+    attention = manifest.plan.attention
+    wanted = settings.execution.kv_cache_dtype
+    dtype: KVType = ("float32" if manifest.recipe == "float32" else "bfloat16") if wanted == "auto" else wanted
+    shape = (len(attention), attention[0].kv_heads, attention[0].head_dim)
+    bytes_per_token = shape[0] * 2 * shape[1] * shape[2] * KV_BYTES[dtype]
+    return KVGeometry(*shape, dtype, tokens_per_page(bytes_per_token, settings.memory.page_size))
+
+
+def _free_of_machine() -> int | None:
+    if not MEMINFO.is_file():
+        return None
+    for line in MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _free_of_cgroup() -> int | None:
+    """What a cgroup (version 2) limit leaves; file pages count as free, they are given up under pressure."""
+    limit, used, stat = CGROUP / "memory.max", CGROUP / "memory.current", CGROUP / "memory.stat"
+    if not limit.is_file() or not used.is_file() or limit.read_text().strip() == "max":
+        return None
+    lines = stat.read_text().splitlines() if stat.is_file() else []
+    cached = sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+    return max(0, int(limit.read_text()) - int(used.read_text()) + cached)

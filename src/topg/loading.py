@@ -1,0 +1,93 @@
+"""From what a user calls a model to an opened converted model; a source is converted once, into the cache.
+
+The cache folder's name holds the source's name, the recipe, and a key over format version, recipe and every file's
+path, size and time of change: a source that changed is converted anew, one that did not never is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from topg.converter.convert import ModelConverter
+from topg.converter.format import ConvertedModel, is_converted
+from topg.converter.manifest import FORMAT_VERSION
+from topg.errors import CheckpointError, ModelNotFoundError, PrecisionError
+from topg.hub.lock import file_lock
+from topg.hub.resolve import resolve
+from topg.hub.store import Store
+from topg.paths import Home
+from topg.precision.recipes import DEFAULT_RECIPE, RECIPE_NAMES
+
+SOURCE_SUFFIXES = (".gguf", ".safetensors", ".json", ".jinja")
+KEY_DIGITS = 16
+
+Notify = Callable[[str], None]
+
+
+def open_model(model: str | Path, quant: str | None, home: Home, notify: Notify) -> ConvertedModel:
+    """Open a converted folder, or convert a source (pulled name, Hugging Face folder, GGUF file) on first use.
+
+    `quant` is the recipe for a source, by default int8; a folder that is converted already must have it.  `notify` gets
+    the sentences that the user should see.  Raises ModelError and PrecisionError.
+    """
+    path = resolve(str(model), Store(home))
+    if is_converted(path):
+        return _with_recipe(ConvertedModel.open(path), quant)
+    return _cached(path, quant or DEFAULT_RECIPE, home, notify)
+
+
+def cache_folder(source: Path, recipe: str, home: Home) -> Path:
+    """Where the converted form of a source stands, whether it exists or not.  Reads names, sizes and times only."""
+    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in _source_files(source)]
+    key = hashlib.sha256(json.dumps([FORMAT_VERSION, recipe, files]).encode()).hexdigest()[:KEY_DIGITS]
+    return home.converted / f"{source.resolve().stem[:64]}-{recipe}-{key}"
+
+
+def _with_recipe(model: ConvertedModel, quant: str | None) -> ConvertedModel:
+    if quant is not None and quant != model.manifest.recipe:
+        raise PrecisionError(
+            f"{model.folder} is converted to {model.manifest.recipe}, not to {quant}; leave quant out, or give the "
+            "source it was made from"
+        )
+    return model
+
+
+def _cached(source: Path, recipe: str, home: Home, notify: Notify) -> ConvertedModel:
+    """The converted form of a source, made now if it is not there.  Two processes at once convert it once."""
+    if recipe not in RECIPE_NAMES:
+        raise PrecisionError(f"no recipe is called {recipe!r}; recipes: {', '.join(RECIPE_NAMES)}")
+    folder = cache_folder(source, recipe, home)
+    lock = folder.with_name(f"{folder.name}.lock")
+    with file_lock(lock, lambda: notify(f"waiting for another process to convert {source}")):
+        return _open_cached(folder, notify) or _convert(source, folder, recipe, notify)
+
+
+def _open_cached(folder: Path, notify: Notify) -> ConvertedModel | None:
+    if not is_converted(folder):
+        return None
+    try:
+        return ConvertedModel.open(folder)
+    except CheckpointError as error:
+        notify(f"the cached model is damaged and is made again: {error}")
+        return None
+
+
+def _convert(source: Path, folder: Path, recipe: str, notify: Notify) -> ConvertedModel:
+    notify(f"converting {source} to {recipe}, once; it is kept in {folder}")
+    conversion = ModelConverter(source, folder, recipe, overwrite=True).run()
+    for warning in conversion.warnings:
+        notify(f"warning: {warning}")
+    return ConvertedModel.open(folder)
+
+
+def _source_files(source: Path) -> list[Path]:
+    resolved = source.resolve()
+    if resolved.is_file():
+        return [resolved]
+    files = sorted(file for file in resolved.iterdir() if file.suffix.lower() in SOURCE_SUFFIXES)
+    if not files:
+        raise ModelNotFoundError(f"{source} holds no model: none of its files ends in {', '.join(SOURCE_SUFFIXES)}")
+    return files

@@ -1,0 +1,46 @@
+"""Where ToPG keeps files: one home folder, named by TOPG_HOME, else in the user's cache folder.
+
+    <home>/models/      what `topg pull` fetched, a folder a model
+    <home>/converted/   converted models
+    <home>/downloads/   transfers under way, and what they resume from
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from topg.config import HOME_VARIABLE
+from topg.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folders of one home.  Naming them creates nothing."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> Home:
+        """$TOPG_HOME, else $XDG_CACHE_HOME/topg, else ~/.cache/topg; raises ConfigError when TOPG_HOME is empty."""
+        if HOME_VARIABLE in environ:
+            if not environ[HOME_VARIABLE]:
+                raise ConfigError(f"{HOME_VARIABLE} is empty; name a folder, or unset it")
+            return cls(Path(environ[HOME_VARIABLE]).expanduser().absolute())
+        cache = Path(environ.get("XDG_CACHE_HOME", ""))
+        # The XDG base directory specification has relative paths ignored.
+        return cls((cache if cache.is_absolute() else Path.home() / ".cache") / "topg")
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def converted(self) -> Path:
+        return self.root / "converted"
+
+    @property
+    def downloads(self) -> Path:
+        return self.root / "downloads"

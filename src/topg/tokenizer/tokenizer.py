@@ -1,0 +1,226 @@
+"""A model's tokenizer: text to ids and back, and chats to ids.
+
+The `tokenizers` library does the splitting and merging.  What this module adds is control over special tokens:
+
+* the begin token comes exactly once or not at all, by the model's own rule;
+* `parse_special=False` treats text that looks like a special token as ordinary characters;
+* in a chat only the template writes special tokens, never the content of a message (see `encode_chat`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from topg.errors import CheckpointError, RequestError
+from topg.tokenizer.chat_template import ChatTemplate
+from topg.tokenizer.decoding import DecoderRules
+from topg.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, SpmDetokenizer
+from topg.tokenizer.markers import MarkerQuoter
+from topg.tokenizer.messages import check_messages
+from topg.tokenizer.special import SpecialTokens, load_fast_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+
+class Tokenizer:
+    """Text to ids and back.  Safe to use from several threads at once: nothing changes after it is built."""
+
+    def __init__(self, tokenizer_json: str, tokens: SpecialTokens, chat_template: str | None) -> None:
+        self._fast = load_fast_tokenizer(tokenizer_json)
+        self._rules = DecoderRules.from_json(_decoder_of(tokenizer_json))
+        added = self._fast.get_added_tokens_decoder()
+        self._specials = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.tokens = tokens
+        self._template = ChatTemplate(chat_template, self._template_names())
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included; the model's embedding may have more rows."""
+        return int(self._fast.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model came with a chat template."""
+        return self._template.source is not None
+
+    def encode(self, text: str, *, add_bos: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of a text.
+
+        The begin token is put first if the model wants one, `add_bos` allows it and the text does not begin with it
+        already.  `parse_special` says whether special tokens written out in the text count as such.  An empty text
+        gives the begin token or nothing.  Raises RequestError for what is no text or cannot be written as UTF-8.
+        """
+        _check_text(text)
+        ids = self._encode_parsed(text) if parse_special else self._quoting.encode(text)
+        return self._with_bos(ids) if add_bos else ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """Text of ids; bytes that are no UTF-8 become U+FFFD.  Ids beyond the vocabulary add nothing."""
+        return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for: of its text for a special token, none for an id beyond the vocabulary.
+
+        The bytes of all tokens of a text, joined, are its UTF-8, save for a space the decoder strips at the start.
+        """
+        table = self._bytes_table
+        return table[token_id] if 0 <= token_id < len(table) else b""
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh streaming decoder for one sequence."""
+        if self._rules.byte_level:
+            return ByteLevelDetokenizer(self._shown_bytes)
+        return SpmDetokenizer(self._shown_piece, self._rules.strip_start)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The text of a chat as the model's template writes it.
+
+        Raises RequestError (param "messages") for malformed messages and ChatTemplateError when there is no template,
+        or it refuses or fails.
+        """
+        return self._template.render(check_messages(messages), tools, add_generation_prompt)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Ids of a chat.  The template is the whole prompt: a begin token comes only if the template writes one.
+
+        Special tokens come only from the template.  Where a text in `messages` or `tools` holds one written out, or a
+        piece that could become one next to other text, stand-in characters take the place of its first or last
+        character while the template runs; the special tokens found in the result then are the template's, and
+        everything else is encoded as ordinary text.  A chat without such text is encoded directly.
+        """
+        checked = check_messages(messages)
+        quoter = MarkerQuoter(self._specials.values(), [checked, tools, self._template.source])
+        rendered = self._template.render(quoter.quote(checked), quoter.quote(tools), add_generation_prompt)
+        _check_text(rendered)
+        if not quoter.used:
+            return self._encode_parsed(rendered)
+        return self._quoting.encode(quoter.unquote(self._quoting.mark(rendered)))
+
+    def _encode_parsed(self, text: str) -> list[int]:
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.tokens.bos
+        if not self.tokens.add_bos or bos is None or ids[:1] == [bos]:
+            return ids
+        return [bos, *ids]
+
+    def _template_names(self) -> dict[str, str]:
+        """Texts of special tokens under the names templates use."""
+        named = {"bos_token": self.tokens.bos, "pad_token": self.tokens.pad, "unk_token": self.tokens.unk}
+        named["eos_token"] = self.tokens.eos[0] if self.tokens.eos else None
+        texts = {name: self._fast.id_to_token(token_id) for name, token_id in named.items() if token_id is not None}
+        return {name: text for name, text in texts.items() if text is not None}
+
+    def _shown_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._specials else self.token_bytes(token_id)
+
+    def _shown_piece(self, token_id: int) -> str | int | None:
+        table = self._piece_table
+        shown = 0 <= token_id < len(table) and token_id not in self._specials
+        return table[token_id] if shown else None
+
+    @cached_property
+    def _token_texts(self) -> list[str | None]:
+        """Every token as the vocabulary writes it; None for ids that no token has."""
+        vocabulary = self._fast.get_vocab(with_added_tokens=True)
+        texts: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+        for text, token_id in vocabulary.items():
+            texts[token_id] = text
+        return texts
+
+    @cached_property
+    def _bytes_table(self) -> list[bytes]:
+        bytes_of = self._rules.bytes_of
+        table = [b"" if text is None else bytes_of(text) for text in self._token_texts]
+        for token_id, text in self._specials.items():
+            table[token_id] = text.encode()
+        return table
+
+    @cached_property
+    def _piece_table(self) -> list[str | int | None]:
+        """For SPM-like tokenizers: each token's text, or its byte."""
+        rules = self._rules
+        pieces = (None if text is None else rules.text_of(text) for text in self._token_texts)
+        return [piece if piece is None or (byte := rules.byte_of(piece)) is None else byte for piece in pieces]
+
+    @cached_property
+    def _quoting(self) -> _QuotingEncoder:
+        return _QuotingEncoder(self._fast, self._specials)
+
+
+class _QuotingEncoder:
+    """Encodes text in which special tokens written out are ordinary characters, and only marked ones count.
+
+    It is a copy of the tokenizer that skips its special tokens and has one more added token for each: a mark that
+    nobody outside can write, because it holds a random number drawn at start.  Apart from that it splits, normalises
+    and merges like the original, so text around the special tokens gets the same ids.
+    """
+
+    def __init__(self, fast: FastTokenizer, specials: Mapping[int, str]) -> None:
+        self._fast = deepcopy(fast)
+        self._fast.encode_special_tokens = True
+        nonce = secrets.token_hex(8)
+        self._marks = {text: f"\ue000{nonce}:{token_id}\ue001" for token_id, text in specials.items()}
+        self._longest_first = sorted(self._marks, key=len, reverse=True)
+        self._special_of = self._add_marks(fast, specials)
+
+    def mark(self, text: str) -> str:
+        """`text` with each special token replaced by its mark, as the original tokenizer would find them."""
+        pattern = re.compile("|".join(map(re.escape, self._longest_first)) or "(?!)")
+        return pattern.sub(lambda found: self._marks[found[0]], text)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text with marks."""
+        ids = self._fast.encode(text, add_special_tokens=False).ids
+        return [self._special_of.get(token_id, token_id) for token_id in ids]
+
+    def _add_marks(self, fast: FastTokenizer, specials: Mapping[int, str]) -> dict[int, int]:
+        """Give every mark the matching rules of its special token; returns mark id -> special id."""
+        from tokenizers import AddedToken
+
+        added = fast.get_added_tokens_decoder()
+        for token_id, text in specials.items():
+            flags = {name: getattr(added[token_id], name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            self._fast.add_tokens([AddedToken(self._marks[text], special=False, **flags)])
+        ids = self._fast.get_vocab(with_added_tokens=True)
+        return {ids[self._marks[text]]: token_id for token_id, text in specials.items()}
+
+
+def _check_text(text: Any) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"a prompt must be a text, not {type(text).__name__}", "prompt")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, which is no "
+            "Unicode text; send whole characters",
+            "prompt",
+        ) from error
+
+
+def _decoder_of(tokenizer_json: str) -> Mapping[str, Any] | None:
+    decoder = json.loads(tokenizer_json).get("decoder")
+    if decoder is not None and not isinstance(decoder, dict):
+        raise CheckpointError(f"tokenizer.json: decoder must be an object, not {type(decoder).__name__}")
+    return decoder
