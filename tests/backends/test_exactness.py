@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from support.memory_model import Dimensions, random_model
 from support.stepping import FloatArray, run_chunks, run_mixed, shuffled_tables
-
 from topg.kv.pages import KVType
 from topg.precision.recipes import RECIPES
 
@@ -62,7 +62,9 @@ def test_several_key_blocks(flash: bool) -> None:
 @pytest.mark.parametrize("recipe", ["float32", "int8"])
 def test_the_number_of_threads_does_not_change_a_bit(recipe: str) -> None:
     (tokens,) = _sequences([40])
-    model = random_model(recipe, Dimensions(hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, plain=True))
+    model = random_model(
+        recipe, Dimensions(hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, plain=True)
+    )
     before = torch.get_num_threads()
     results = []
     for threads in (1, 2, 3):

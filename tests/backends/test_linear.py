@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.memory_model import MemoryModel
 
+from support.memory_model import MemoryModel
 from topg.errors import BackendError
 from topg.plan import PlanBuilder
 from topg.precision.formats import (
@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 from topg.backends.torch.linear import TILE_ROWS, linear, quantise_rows  # noqa: E402  # after the check for torch
 from topg.backends.torch.rotation import rotate  # noqa: E402
-from topg.backends.torch.weights import Weight, embedding_rows, load_weights  # noqa: E402
+from topg.backends.torch.weights import GroupedWeight, Weight, embedding_rows, load_weights  # noqa: E402
 
 KEPT_Q8 = Precision("int8", "int8", group_size=32, activation_group=32, scale="float16")
 KEPT_Q4_1 = Precision("int4", "int8", group_size=32, activation_group=32, minimum=True, scale="float16")
@@ -35,7 +35,8 @@ FINER_INPUT = Precision("int8", "int8", group_size=64, activation_group=32, scal
 # The largest error of a product of unit-size rows, by what the input is rounded to.
 BOUNDS = {"float32": 1e-6, "bfloat16": 6e-3, "int8": 1.2e-2}
 PRECISIONS = [
-    FLOAT32, FLOAT16, BFLOAT16, INT8_WEIGHT_ONLY, INT8_PLAIN, INT8_ROTATED, INT4, KEPT_Q8, KEPT_Q4_1, KEPT_Q6, FINER_INPUT,
+    FLOAT32, FLOAT16, BFLOAT16, INT8_WEIGHT_ONLY, INT8_PLAIN, INT8_ROTATED, INT4,
+    KEPT_Q8, KEPT_Q4_1, KEPT_Q6, FINER_INPUT,
 ]  # fmt: skip
 SHAPES = [(128, 64), (33, 80), (7, 272), (1100, 576)]
 
@@ -81,6 +82,7 @@ def test_integer_products_follow_their_definition(precision: Precision) -> None:
     size = min(precision.group_size or 0, precision.activation_group or 0)
     codes, scales = (part.numpy() for part in quantise_rows(torch.from_numpy(x), precision.activation_group or 0))
     weight = _weight(model)
+    assert isinstance(weight, GroupedWeight)
     total = np.zeros((4, 5), np.float32)
     for group in range(shape[1] // size):
         columns = slice(group * size, (group + 1) * size)

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from support.memory_model import Dimensions, MemoryModel, decoder_plan, random_model
-from support.stepping import run_chunks
 
 import topg.backends
+from support.memory_model import Dimensions, MemoryModel, decoder_plan, random_model
+from support.stepping import run_chunks
 from topg.backends import SequenceSlice, Step, load_backend
 from topg.errors import BackendError, CheckpointError, RequestError
 from topg.kv.pages import KVGeometry, PageAccountingError
@@ -174,9 +174,7 @@ def test_load_backend_loads_the_torch_back_end(model: MemoryModel) -> None:
     assert isinstance(load_backend(model, page_count=1, tokens_per_page=32), TorchBackend)
 
 
-def test_without_torch_the_message_says_what_to_install(
-    model: MemoryModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_the_message_says_what_to_install(model: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("topg.backends.torch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)

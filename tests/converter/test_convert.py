@@ -35,7 +35,15 @@ from topg.converter.convert import Conversion
 from topg.converter.format import ConvertedModel
 from topg.converter.texts import read_generation
 from topg.converter.weights import write_weights
-from topg.errors import CapacityError, CheckpointError, ConfigError, ModelNotFoundError, PrecisionError, TopgError
+from topg.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    ModelNotFoundError,
+    PrecisionError,
+    TopgError,
+    UnsupportedModelError,
+)
 from topg.precision.quantise import dequantise
 from topg.precision.recipes import KEEP, RECIPE_NAMES, RECIPES
 
@@ -419,6 +427,17 @@ except CheckpointError:
     assert int(process.stdout) < 200 * 1024
 
 
+@pytest.mark.parametrize("recipe", ["int8", KEEP])
+def test_types_that_cannot_be_read_are_refused_before_the_weights(
+    tmp_path: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    wide: Any = {"lm_head.weight": tensors["lm_head.weight"].astype(np.float64)}
+    source = write_folder(tmp_path / "source", tensors | wide)
+    monkeypatch.setattr(weights_module, "SafetensorsWriter", None)
+    error = PrecisionError if recipe == KEEP else UnsupportedModelError
+    _refused(source, tmp_path / "out" / "model", error, r"lm_head\.weight.* has type float64", recipe)
+
+
 @pytest.mark.parametrize("recipe", ["int3", "", "INT8"])
 def test_unknown_recipes_are_refused_at_once(tmp_path: Path, recipe: str) -> None:
     with pytest.raises(PrecisionError, match="no recipe is called"):
@@ -466,6 +485,28 @@ def test_a_converted_model_is_overwritten_when_asked(huggingface: Path, tmp_path
     with pytest.raises(ConfigError, match=r"also holds 'notes\.txt'"):
         convert(huggingface, tmp_path / "model", "int8", overwrite=True)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_link_to_a_model_is_not_overwritten(huggingface: Path, tmp_path: Path) -> None:
+    convert(huggingface, tmp_path / "model", "int8")
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    with pytest.raises(ConfigError, match="link is not a converted model and is not overwritten"):
+        convert(huggingface, tmp_path / "link", "int4", overwrite=True)
+    assert ConvertedModel.open(tmp_path / "link").manifest.recipe == "int8"
+
+
+def test_text_of_any_kind_survives(tmp_path: Path, tensors: Tensors) -> None:
+    """A template with a lone surrogate, which JSON can escape but UTF-8 cannot hold."""
+    source = write_folder(tmp_path / "source", tensors)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "é\ud800"}))
+    assert convert(source, tmp_path / "model").manifest.chat_template == "é\ud800"
+
+
+def test_a_template_of_a_megabyte_and_more_is_refused(tmp_path: Path, tensors: Tensors) -> None:
+    metadata = {"tokenizer.chat_template": "x" * (2 << 20)}
+    path = write_gguf(tmp_path / "tiny.gguf", tensors=tensors, metadata=metadata)
+    _refused(path, tmp_path / "out" / "model", CheckpointError, "chat template has 2097152 characters")
 
 
 def test_a_failed_overwrite_keeps_the_old_model(huggingface: Path, tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ def test_replacing_keeps_the_old_until_the_new_is_complete(tmp_path: Path, fails
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
+def test_the_slower_of_two_writers_replaces_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exists already"), staged_folder(tmp_path / "model"):
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "file").write_text("first")
+    assert (tmp_path / "model" / "file").read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
 def test_leftovers_of_dead_processes_are_removed_and_others_kept(tmp_path: Path) -> None:
     dead, alive = _dead_process(), os.getppid()
     names = [f".model.partial-{dead}", f".model.partial-{alive}", f".model.partial-{os.getpid()}",

@@ -147,6 +147,16 @@ def test_top_p_sorts_only_candidates_and_cuts_like_a_full_sort() -> None:
         assert drawn <= kept
 
 
+@pytest.mark.parametrize(("u", "token"), [(0.0, 3), (0.5, 4), (1 - 2**-53, 4)])
+def test_the_ends_of_the_unit_interval_draw_what_can_be_drawn(
+    u: float, token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topg.sampling.sampler.uniform", lambda seed, index: u)
+    logits = np.full(VOCAB, -np.inf, np.float32)
+    logits[[3, 4]] = 1.0
+    assert one(logits, state()).token == token, "equal weights: u = 0.5 stands exactly at the border"
+
+
 # ---- seeds and neighbours
 
 

@@ -105,6 +105,15 @@ def test_a_stop_string_frees_the_pages_with_the_step_that_found_it() -> None:
     assert (shared.status().running, shared.status().pages_used) == (0, 0)
 
 
+def test_a_stop_string_ends_the_computing_even_when_nobody_reads() -> None:
+    steps: list[int] = []
+    shared = engine(on_run=lambda step: steps.append(len(step.slices)))
+    unread = shared.start(request(1, 30, stop=alone(request(1, 30)).text[3]))
+    list(shared.start(request(2, 12)))
+    assert 2 in steps and steps[-1] == 1
+    assert len(list(unread)) == 1
+
+
 def test_a_close_during_a_step_is_carried_out_after_it() -> None:
     streams: list[Any] = []
     shared = engine(on_run=lambda step: streams[0].close() if len(step.slices) == 2 else None)

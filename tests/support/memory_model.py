@@ -96,12 +96,12 @@ def tensor_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for op in plan.ops:
         attributes = vars(op)
-        columns = {"embed": "width", "linear": "in_features", "logits": "in_features"}.get(op.kind)
-        rows = {"embed": "vocab", "linear": "out_features", "logits": "vocab", "norm": "width"}.get(op.kind)
+        columns = {"embed": "width", "linear": "in_features", "logits": "in_features"}.get(op.kind, "")
+        rows = {"embed": "vocab", "linear": "out_features", "logits": "vocab", "norm": "width"}.get(op.kind, "")
         for field in op.tensor_fields:
-            if (name := attributes[field]) is not None and rows is not None:
-                matrix = columns is not None and field == "weight"
-                shapes[name] = (attributes[rows], attributes[columns]) if matrix else (attributes[rows],)
+            if (name := attributes[field]) is not None:
+                one_row = not columns or field == "bias"
+                shapes[name] = (attributes[rows],) if one_row else (attributes[rows], attributes[columns])
     return shapes
 
 
@@ -140,6 +140,6 @@ def _role(tensor: str) -> Role:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    if len(shape) == 1:
-        return (1 + 0.2 * rng.standard_normal(shape)).astype(np.float32)
-    return (rng.standard_normal(shape) * shape[1] ** -0.5).astype(np.float32)
+    values: FloatArray = rng.standard_normal(shape, np.float32)
+    centre, spread = (1, 0.2) if len(shape) == 1 else (0, shape[1] ** -0.5)
+    return (centre + spread * values).astype(np.float32)

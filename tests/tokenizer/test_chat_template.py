@@ -102,7 +102,8 @@ def test_attribute_walk_leaves_no_mark(tmp_path: Path) -> None:
     "{% set a = ['x'] * 1000 %}{% set b = [a] * 1000 %}{% set c = [b, b, b, b, b] * 1000 %}{{ c }}",
     "{% for i in range(100000) %}{{ 'a' * 1000 }}{% endfor %}",
     "{% set x %}{% for i in range(100000) %}" + "a" * 100_000 + "{% endfor %}{% endset %}{{ x | length }}",
-    "{% macro f() %}" + "a" * 100_000 + "{% endmacro %}{% set x %}{% for i in range(1000) %}{{ f() }}{% endfor %}{% endset %}",
+    "{% macro f() %}" + "a" * 100_000 + "{% endmacro %}"
+    "{% set x %}{% for i in range(1000) %}{{ f() }}{% endfor %}{% endset %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "{% for i in range(10**9) %}x{% endfor %}",
     "{{ strftime_now('%c' * 100000) }}",

@@ -53,8 +53,8 @@ class Blueprint:
 def draw_blueprint(checkpoint: CheckpointSource, recipe_name: str) -> Blueprint:
     """Read the config and settle every tensor's source and precision.
 
-    Raises CheckpointError when tensors and config do not agree, UnsupportedModelError for an unknown architecture or
-    setting, PrecisionError when the recipe is unknown or cannot be met.
+    Raises CheckpointError when tensors and config do not agree, UnsupportedModelError for an unknown architecture,
+    setting or tensor type, PrecisionError when the recipe is unknown or cannot be met.
     """
     architecture = _architecture(checkpoint)
     record = _SettingsRecord(checkpoint)
@@ -73,6 +73,9 @@ def draw_blueprint(checkpoint: CheckpointSource, recipe_name: str) -> Blueprint:
     plan = architecture.plan(config)
     check_tensors_fit_plan(plan, {spec.name: spec.shape for spec, _ in table})
     jobs = _jobs(plan, table, checkpoint, recipe_name)
+    for job in jobs:
+        if job.kept_type is None:
+            checkpoint.check_type(job.source.name)
     warnings = (*config.notes, *head_warnings, *_buffer_warning(buffers))
     return Blueprint(architecture, config, plan, jobs, warnings)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from topg import __version__
 from topg.converter.blueprint import Blueprint, draw_blueprint
-from topg.converter.format import is_converted, sha256_of
+from topg.converter.format import ConvertedModel, is_converted, sha256_of
 from topg.converter.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -97,7 +97,8 @@ class ModelConverter:
             files = write_weights(blueprint.jobs, checkpoint, folder, self._progress)
             files[TOKENIZER_FILE] = _write_text(folder / TOKENIZER_FILE, texts.tokenizer_json)
             manifest = _manifest(self._recipe, self._output.name, blueprint, texts, source, files)
-            _write_text(folder / MANIFEST_FILE, json.dumps(manifest.to_json(), ensure_ascii=False, indent=1))
+            _write_text(folder / MANIFEST_FILE, json.dumps(manifest.to_json(), indent=1))
+            ConvertedModel.open(folder)  # what is put in place can be opened
         warnings = (*checkpoint.warnings, *blueprint.warnings, *texts.warnings)
         sizes = _total_bytes(checkpoint.files()), _total_bytes(self._output.iterdir())
         return Conversion(self._output, self._recipe, *sizes, warnings)
@@ -130,7 +131,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
         raise ConfigError(f"{str(output)!r} cannot be written; name a folder that does not exist yet")
     if not overwrite or not output.exists():
         return
-    if not output.is_dir() or not is_converted(output):
+    if output.is_symlink() or not output.is_dir() or not is_converted(output):
         raise ConfigError(f"{output} is not a converted model and is not overwritten; give another name, or remove it")
     strangers = sorted(entry.name for entry in output.iterdir() if not is_own_file(entry.name))
     if strangers:

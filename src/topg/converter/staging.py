@@ -29,13 +29,13 @@ def staged_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _recover(target)
-    if os.path.lexists(target) and not replace:
-        raise ConfigError(f"{target} exists already; give another name, remove it, or ask for it to be overwritten")
+    _require_absent(target, replace)
     partial = _beside(target, "partial")
     partial.mkdir()
     try:
         yield partial
         _sync_folder(partial)
+        _require_absent(target, replace)  # another process may have been faster
         _put_in_place(partial, target)
     except OSError as error:
         if error.errno in _NO_ROOM:
@@ -56,16 +56,20 @@ def require_free_space(folder: Path, nbytes: int) -> None:
         )
 
 
+def _require_absent(target: Path, replace: bool) -> None:
+    if os.path.lexists(target) and not replace:
+        raise ConfigError(f"{target} exists already; give another name, remove it, or ask for it to be overwritten")
+
+
 def _put_in_place(partial: Path, target: Path) -> None:
     replaced = _beside(target, "replaced")
     if target.is_dir():
         target.rename(replaced)
     try:
         partial.rename(target)
-    except OSError:
-        if replaced.is_dir():
+    finally:
+        if replaced.is_dir() and not os.path.lexists(target):
             replaced.rename(target)
-        raise
     _sync(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)  # left over: the next run removes it
 
@@ -74,11 +78,12 @@ def _recover(target: Path) -> None:
     """Put right what killed runs left beside `target`."""
     for kind in ("replaced", "partial"):
         for leftover in target.parent.glob(f".{_escaped(target.name)}.{kind}-*"):
-            if not _is_running(leftover.name.rpartition("-")[2]):
-                if kind == "replaced" and not os.path.lexists(target):
-                    leftover.rename(target)
-                else:
-                    shutil.rmtree(leftover)
+            if not leftover.is_dir() or _is_running(leftover.name.rpartition("-")[2]):
+                continue
+            if kind == "replaced" and not os.path.lexists(target):
+                leftover.rename(target)
+            else:
+                shutil.rmtree(leftover)
 
 
 def _beside(target: Path, kind: str) -> Path:

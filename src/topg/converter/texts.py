@@ -38,6 +38,7 @@ def read_texts(checkpoint: CheckpointSource, rows: int) -> ModelTexts:
     tokenizer_json, warnings = _fit_tokenizer(_tokenizer_json(checkpoint), rows)
     tokens = _special_tokens(checkpoint, tokenizer_json)
     check_special_tokens(tokens, rows)
+    _check_template(checkpoint.chat_template)
     generation = read_generation(checkpoint.generation)
     return ModelTexts(tokenizer_json, tokens, checkpoint.chat_template, generation, warnings)
 
@@ -52,6 +53,13 @@ def read_generation(recommended: Mapping[str, Any]) -> GenerationDefaults:
     if parse(bool | None, recommended.get("do_sample"), f"{where}.do_sample") is False:  # type: ignore[arg-type]
         values["temperature"] = 0.0
     return parse(GenerationDefaults, values, where)
+
+
+def _check_template(template: str | None) -> None:
+    if template is not None and len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise CheckpointError(
+            f"the chat template has {len(template)} characters; at most {MAX_TEMPLATE_CHARACTERS} are read"
+        )
 
 
 def _tokenizer_json(checkpoint: CheckpointSource) -> str:

@@ -11,10 +11,38 @@ exactly the text that the plain texts would have given.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 PRIVATE_USE = range(0xE100, 0xF900)  # characters no text should hold; those in use anyway are not taken
+
+
+class Markers:
+    """The special tokens of a tokenizer, prepared for looking them up in texts (some models have thousands)."""
+
+    def __init__(self, specials: Iterable[str]) -> None:
+        texts = frozenset(text for text in specials if text)
+        first = "".join(sorted({re.escape(text[0]) for text in texts}))
+        self._texts = texts
+        self._first = re.compile(f"[{first}]" if texts else "(?!)")
+        self._lengths = sorted({len(text) for text in texts}, reverse=True)
+        self.beginnings = frozenset(text[:length] for text in texts for length in range(1, len(text)))
+        self.endings = frozenset(text[-length:] for text in texts for length in range(1, len(text)))
+        self.longest_piece = max(self._lengths, default=1) - 1
+
+    def replace(self, text: str, new: Callable[[str], str]) -> str:
+        """`text` with `new(marker)` for each marker, the longest at each place; linear in the text's length."""
+        parts, done = [], 0
+        for found in self._first.finditer(text):
+            marker = self._at(text, found.start()) if found.start() >= done else ""
+            if marker:
+                parts += [text[done : found.start()], new(marker)]
+                done = found.start() + len(marker)
+        return "".join([*parts, text[done:]])
+
+    def _at(self, text: str, start: int) -> str:
+        pieces = (text[start : start + length] for length in self._lengths)
+        return next((piece for piece in pieces if piece in self._texts), "")
 
 
 class MarkerQuoter:
@@ -24,9 +52,8 @@ class MarkerQuoter:
     them.
     """
 
-    def __init__(self, specials: Iterable[str], surroundings: Sequence[Any]) -> None:
-        self._specials = sorted((text for text in specials if text), key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, self._specials)) or "(?!)")
+    def __init__(self, markers: Markers, surroundings: Sequence[Any]) -> None:
+        self._markers = markers
         self._surroundings = surroundings
         self._stand_ins: dict[str, str] = {}
 
@@ -50,15 +77,14 @@ class MarkerQuoter:
         return text.translate({ord(stand_in): character for character, stand_in in self._stand_ins.items()})
 
     def _quote_text(self, text: str) -> str:
-        quoted = self._whole.sub(lambda found: self._stand_in(found[0][0]) + found[0][1:], text)
+        quoted = self._markers.replace(text, lambda marker: self._stand_in(marker[0]) + marker[1:])
         return quoted if quoted.isidentifier() else self._quote_end(self._quote_start(quoted))
 
     def _quote_end(self, text: str) -> str:
         """Swap the first character of an unfinished special token at the end; a template may trim spaces after it."""
         body = text.rstrip()
-        for length in range(min(self._longest, len(body)), 0, -1):
-            tail = body[-length:]
-            if any(special.startswith(tail) for special in self._specials):
+        for length in range(min(self._markers.longest_piece, len(body)), 0, -1):
+            if body[-length:] in self._markers.beginnings:
                 at = len(body) - length
                 return text[:at] + self._stand_in(text[at]) + text[at + 1 :]
         return text
@@ -66,17 +92,11 @@ class MarkerQuoter:
     def _quote_start(self, text: str) -> str:
         """Swap the last character of the rest of a special token at the start."""
         skipped = len(text) - len(text.lstrip())
-        for length in range(min(self._longest, len(text) - skipped), 0, -1):
-            head = text[skipped : skipped + length]
-            if any(special.endswith(head) for special in self._specials):
+        for length in range(min(self._markers.longest_piece, len(text) - skipped), 0, -1):
+            if text[skipped : skipped + length] in self._markers.endings:
                 at = skipped + length - 1
                 return text[:at] + self._stand_in(text[at]) + text[at + 1 :]
         return text
-
-    @property
-    def _longest(self) -> int:
-        """Characters of the longest piece of a special token that is not the whole."""
-        return len(self._specials[0]) - 1 if self._specials else 0
 
     def _stand_in(self, character: str) -> str:
         if character not in self._stand_ins:

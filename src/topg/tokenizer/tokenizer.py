@@ -10,7 +10,6 @@ The `tokenizers` library does the splitting and merging.  What this module adds 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -21,7 +20,7 @@ from topg.errors import CheckpointError, RequestError
 from topg.tokenizer.chat_template import ChatTemplate
 from topg.tokenizer.decoding import DecoderRules
 from topg.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, SpmDetokenizer
-from topg.tokenizer.markers import MarkerQuoter
+from topg.tokenizer.markers import MarkerQuoter, Markers
 from topg.tokenizer.messages import check_messages
 from topg.tokenizer.special import SpecialTokens, load_fast_tokenizer
 
@@ -108,7 +107,7 @@ class Tokenizer:
         everything else is encoded as ordinary text.  A chat without such text is encoded directly.
         """
         checked = check_messages(messages)
-        quoter = MarkerQuoter(self._specials.values(), [checked, tools, self._template.source])
+        quoter = MarkerQuoter(self._markers, [checked, tools, self._template.source])
         rendered = self._template.render(quoter.quote(checked), quoter.quote(tools), add_generation_prompt)
         _check_text(rendered)
         if not quoter.used:
@@ -165,7 +164,11 @@ class Tokenizer:
 
     @cached_property
     def _quoting(self) -> _QuotingEncoder:
-        return _QuotingEncoder(self._fast, self._specials)
+        return _QuotingEncoder(self._fast, self._specials, self._markers)
+
+    @cached_property
+    def _markers(self) -> Markers:
+        return Markers(self._specials.values())
 
 
 class _QuotingEncoder:
@@ -176,18 +179,17 @@ class _QuotingEncoder:
     and merges like the original, so text around the special tokens gets the same ids.
     """
 
-    def __init__(self, fast: FastTokenizer, specials: Mapping[int, str]) -> None:
+    def __init__(self, fast: FastTokenizer, specials: Mapping[int, str], markers: Markers) -> None:
+        self._markers = markers
         self._fast = deepcopy(fast)
         self._fast.encode_special_tokens = True
         nonce = secrets.token_hex(8)
         self._marks = {text: f"\ue000{nonce}:{token_id}\ue001" for token_id, text in specials.items()}
-        self._longest_first = sorted(self._marks, key=len, reverse=True)
         self._special_of = self._add_marks(fast, specials)
 
     def mark(self, text: str) -> str:
         """`text` with each special token replaced by its mark, as the original tokenizer would find them."""
-        pattern = re.compile("|".join(map(re.escape, self._longest_first)) or "(?!)")
-        return pattern.sub(lambda found: self._marks[found[0]], text)
+        return self._markers.replace(text, self._marks.__getitem__)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text with marks."""
@@ -199,9 +201,11 @@ class _QuotingEncoder:
         from tokenizers import AddedToken
 
         added = fast.get_added_tokens_decoder()
-        for token_id, text in specials.items():
-            flags = {name: getattr(added[token_id], name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-            self._fast.add_tokens([AddedToken(self._marks[text], special=False, **flags)])
+        rules = ("single_word", "lstrip", "rstrip", "normalized")
+        self._fast.add_tokens([
+            AddedToken(self._marks[text], special=False, **{rule: getattr(added[token_id], rule) for rule in rules})
+            for token_id, text in specials.items()
+        ])
         ids = self._fast.get_vocab(with_added_tokens=True)
         return {ids[self._marks[text]]: token_id for token_id, text in specials.items()}
 
