@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+QUESTION := What is gravity?
 
 .PHONY: demo test check lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/topg pull smollm2-135m
-	$(BIN)/topg generate smollm2-135m --chat --prompt "What is the capital of France?" --max-tokens 48 --temperature 0
+	@echo "> $(QUESTION)"
+	@echo "$(QUESTION)" | $(BIN)/topg chat smollm2-135m --temperature 0 --max-tokens 64
 
 test: $(VENV)/.test-installed lint
 	$(BIN)/python -m pytest
@@ -22,7 +24,7 @@ lint: $(VENV)/.test-installed
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m topg.cli.docs
+	$(BIN)/python -m topg.cli.reference docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

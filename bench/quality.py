@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
-from pydoc_data.topics import topics
 from transformers import AutoModelForCausalLM
 
 from topg.backends import load_backend
@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loaded = {recipe: load(arguments.model, recipe, Path(folder)) for recipe in arguments.recipes}
         model = next(iter(loaded.values()))[2]
-        tokenizer = Tokenizer.from_model(model)
+        tokenizer = model.load_tokenizer()
         scores = {recipe: Score() for recipe in loaded}
         baseline = Score(seconds=1)
         count = 0
@@ -111,7 +111,7 @@ def main() -> None:
             count += 1
         perplexity = np.exp(baseline.nll / (baseline.positions - count))
         print(f"{baseline.positions:,} positions; reference perplexity {perplexity:.3f}\n")
-        print("| recipe | MB | perplexity | KL mean | KL p99 | top-1 agreement | tokens/s |\n|---|---|---|---|---|---|---|")
+        print("| recipe | MB | perplexity | KL mean | KL p99 | top-1 | tokens/s |\n|---|---|---|---|---|---|---|")
         for recipe, score in scores.items():
             print(score.row(recipe, loaded[recipe][1], count))
 

@@ -44,3 +44,16 @@ def test_commands_in_the_documentation_exist() -> None:
     for file in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         for line in re.findall(r"^(?:\$ )?topg (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
             assert line in VERBS, f"{file.name} shows `topg {line}`"
+
+
+def test_the_map_names_every_module_and_no_other() -> None:
+    """docs/structure.md lists each module of src/topg once, under the names they have today."""
+    package = ROOT / "src" / "topg"
+    modules = {
+        str(file.relative_to(package).with_suffix(""))
+        for file in package.rglob("*.py")
+        if not file.name.startswith("__")
+    }
+    table = (DOCS / "structure.md").read_text(encoding="utf-8").split("## Modules")[1]
+    named = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)]
+    assert sorted(named) == sorted(modules)

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tokenizer", "converter", "sampling"),
     ("backends",),
     ("stages",),
-    ("kv_budget", "loading", "llm", "utils"),
+    ("kv_budget", "loading", "llm"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -94,9 +94,7 @@ def test_two_processes_at_once_convert_once(source: Path, home: Home) -> None:
     )
     command = [sys.executable, "-c", code, str(source), str(home.root)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)
-    ]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
     said = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum("converting" in text for text in said) == 1

@@ -91,9 +91,7 @@ def _loader() -> type[yaml.SafeLoader]:
     return Loader
 
 
-def _members(
-    file: Path, node: yaml.Node | None, known: tuple[str, ...], what: str
-) -> dict[str, tuple[int, yaml.Node]]:
+def _members(file: Path, node: yaml.Node | None, known: tuple[str, ...], what: str) -> dict[str, tuple[int, yaml.Node]]:
     """Line and value of each key of a mapping; an absent or empty node has none."""
     import yaml
 

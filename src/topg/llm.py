@@ -1,10 +1,10 @@
 """`topg.LLM`: a model in this process.
 
-    from topg import LLM, SamplingParams
+from topg import LLM, SamplingParams
 
-    with LLM("smollm2-135m") as llm:
-        for result in llm.generate(["The sky is", "Water is"], SamplingParams(temperature=0, max_tokens=20)):
-            print(result.text)
+with LLM("smollm2-135m") as llm:
+    for result in llm.generate(["The sky is", "Water is"], SamplingParams(temperature=0, max_tokens=20)):
+        print(result.text)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LLM:
         settings = _settings(config, max_context, max_batch_size)
         self.model = open_model(model, quant, Home.find(), _tell)
         self.max_context = _context(self.model, settings, explicit=max_context)
-        self.tokenizer = _tokenizer(self.model)
+        self.tokenizer = self.model.load_tokenizer()
         kv = plan_kv(self.model.manifest, settings, self.max_context, device)
         self._engine = _engine(self.model, self.tokenizer, settings, kv, device, threads)
         limits = IntakeLimits(self.max_context, self.model.plan.vocab)
@@ -110,9 +110,7 @@ class LLM:
         """
         return self._run([self._intake.from_messages(messages, self._params(sampling_params))])[0]
 
-    def stream(
-        self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
-    ) -> AnswerStream:
+    def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> AnswerStream:
         """The answer to one prompt or chat, piece by piece; joined, the pieces are what is not streamed.
 
         The request is checked and queued now.  Close the stream (or use it in a `with` block) to end it early.
@@ -200,11 +198,6 @@ def _context(model: ConvertedModel, settings: Config, explicit: int | None) -> i
     if explicit is not None and explicit > limit:
         raise ConfigError(f"max_context is {explicit}; {model.manifest.name} takes at most {limit} tokens")
     return min(settings.execution.max_context, limit)
-
-
-def _tokenizer(model: ConvertedModel) -> Tokenizer:
-    text = model.tokenizer_file.read_text(encoding="utf-8")
-    return Tokenizer(text, model.manifest.tokens, model.manifest.chat_template)
 
 
 def _engine(

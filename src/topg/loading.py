@@ -17,7 +17,7 @@ from topg.converter.manifest import FORMAT_VERSION
 from topg.errors import CheckpointError, ModelNotFoundError, PrecisionError
 from topg.hub.lock import file_lock
 from topg.hub.resolve import resolve
-from topg.hub.store import Store
+from topg.hub.store import GGUF_FILE, Store
 from topg.paths import Home
 from topg.precision.recipes import DEFAULT_RECIPE, RECIPE_NAMES
 
@@ -43,7 +43,13 @@ def cache_folder(source: Path, recipe: str, home: Home) -> Path:
     """Where the converted form of a source stands, whether it exists or not.  Reads names, sizes and times only."""
     files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in _source_files(source)]
     key = hashlib.sha256(json.dumps([FORMAT_VERSION, recipe, files]).encode()).hexdigest()[:KEY_DIGITS]
-    return home.converted / f"{source.resolve().stem[:64]}-{recipe}-{key}"
+    return home.converted / f"{model_name(source)[:64]}-{recipe}-{key}"
+
+
+def model_name(source: Path) -> str:
+    """What a source is called: its file or folder, or the store's name for a pulled GGUF."""
+    path = source.resolve()
+    return path.parent.name if path.name == GGUF_FILE else path.stem
 
 
 def _with_recipe(model: ConvertedModel, quant: str | None) -> ConvertedModel:
@@ -77,7 +83,7 @@ def _open_cached(folder: Path, notify: Notify) -> ConvertedModel | None:
 
 def _convert(source: Path, folder: Path, recipe: str, notify: Notify) -> ConvertedModel:
     notify(f"converting {source} to {recipe}, once; it is kept in {folder}")
-    conversion = ModelConverter(source, folder, recipe, overwrite=True).run()
+    conversion = ModelConverter(source, folder, recipe, name=model_name(source), overwrite=True).run()
     for warning in conversion.warnings:
         notify(f"warning: {warning}")
     return ConvertedModel.open(folder)

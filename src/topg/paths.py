@@ -1,8 +1,8 @@
 """Where ToPG keeps files: one home folder, named by TOPG_HOME, else in the user's cache folder.
 
-    <home>/models/      what `topg pull` fetched, a folder a model
-    <home>/converted/   converted models
-    <home>/downloads/   transfers under way, and what they resume from
+<home>/models/      what `topg pull` fetched, a folder a model
+<home>/converted/   converted models
+<home>/downloads/   transfers under way, and what they resume from
 """
 
 from __future__ import annotations

@@ -152,9 +152,7 @@ class PlanBuilder:
         return self.append(SelectRows(self.path("select_rows"), out, x, self.width(x)))
 
     def logits(self, x: str, tensor: str, vocab: int, *, softcap: float | None = None) -> str:
-        return self.append(
-            Logits(self.path("logits"), "logits", x, f"{tensor}.weight", self.width(x), vocab, softcap)
-        )
+        return self.append(Logits(self.path("logits"), "logits", x, f"{tensor}.weight", self.width(x), vocab, softcap))
 
 
 def _op_to_json(op: Op) -> dict[str, Any]:

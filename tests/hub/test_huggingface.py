@@ -108,9 +108,7 @@ def test_a_repository_with_pickles_only(site: Site, store: Store) -> None:
         (403, "GatedRepo", "org/other is gated"),
     ],
 )
-def test_a_repository_that_the_hub_does_not_give(
-    site: Site, store: Store, status: int, code: str, said: str
-) -> None:
+def test_a_repository_that_the_hub_does_not_give(site: Site, store: Store, status: int, code: str, said: str) -> None:
     path = "/api/models/org/other/revision/v2"
     site.refusals[path] = status
     site.headers[path] = {"X-Error-Code": code, "X-Error-Message": "no"}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from support.checkpoints import tokenizer_json
 from support.reference import MODELS, reference_logits, reference_logits_token_by_token, save_checkpoint
 from support.runner import Runner
-from support.checkpoints import tokenizer_json
-
 from topg.converter import ModelConverter
 
 LENGTHS = (1, 31, 32, 33, 64, 200)

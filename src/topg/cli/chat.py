@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from topg.sampling_params import SamplingParams
     from topg.types import Delta
 
-HELP = "Talk to a model in the terminal."
+HELP = "talk to a model in the terminal"
 
 PROMPT = "> "
 DEFAULT_ANSWER_TOKENS = 1024

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from topg.llm import LLM, Prompt
     from topg.sampling_params import SamplingParams
 
-HELP = "Continue a prompt and print the text as it comes."
+HELP = "continue a prompt and print the text as it comes"
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 

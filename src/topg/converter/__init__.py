@@ -1,6 +1,6 @@
 """From a Hugging Face checkpoint or a GGUF file to a model that ToPG runs.
 
-    ModelConverter(hf_model_name="smollm2-135m", output_dir="smol-int8", quant_config="int8").convert()
+ModelConverter(hf_model_name="smollm2-135m", output_dir="smol-int8", quant_config="int8").convert()
 """
 
 from __future__ import annotations

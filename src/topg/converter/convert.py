@@ -55,6 +55,7 @@ class ModelConverter:
     hf_model_name   a Hugging Face folder, a .gguf file, or the name of a pulled model
     output_dir      the folder to write; it must not exist, unless `overwrite` is set and it is a converted model
     quant_config    name of a recipe (default: int8)
+    name            what the manifest calls the model (default: the output folder's name)
     progress        called with the bytes of weights stored so far, and in all
     resolve         turns `hf_model_name` into a path (default: the store of pulled models)
     """
@@ -65,6 +66,7 @@ class ModelConverter:
         output_dir: str | Path,
         quant_config: str | None = None,
         *,
+        name: str | None = None,
         overwrite: bool = False,
         progress: Progress | None = None,
         resolve: Callable[[str], Path] | None = None,
@@ -72,6 +74,7 @@ class ModelConverter:
         """Raises PrecisionError for an unknown recipe."""
         self._name = hf_model_name
         self._output = Path(output_dir)
+        self._model_name = name or self._output.name
         self._recipe = _recipe_name(quant_config)
         self._overwrite = overwrite
         self._progress = progress or _no_progress
@@ -96,7 +99,7 @@ class ModelConverter:
         with staged_folder(self._output, replace=self._overwrite) as folder:
             files = write_weights(blueprint.jobs, checkpoint, folder, self._progress)
             files[TOKENIZER_FILE] = _write_text(folder / TOKENIZER_FILE, texts.tokenizer_json)
-            manifest = _manifest(self._recipe, self._output.name, blueprint, texts, source, files)
+            manifest = _manifest(self._recipe, self._model_name, blueprint, texts, source, files)
             _write_text(folder / MANIFEST_FILE, json.dumps(manifest.to_json(), indent=1))
             ConvertedModel.open(folder)  # what is put in place can be opened
         warnings = (*checkpoint.warnings, *blueprint.warnings, *texts.warnings)

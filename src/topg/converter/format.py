@@ -21,6 +21,7 @@ from topg.converter.strict_json import read_object
 from topg.errors import CheckpointError, ModelNotFoundError
 from topg.plan import Plan
 from topg.precision.formats import Part, Precision
+from topg.tokenizer.tokenizer import Tokenizer
 
 MAX_MANIFEST_BYTES = 64 << 20
 HASH_CHUNK_BYTES = 1 << 20
@@ -55,6 +56,11 @@ class ConvertedModel:
     def tokenizer_file(self) -> Path:
         """The Hugging Face tokenizers file."""
         return self.folder / TOKENIZER_FILE
+
+    def load_tokenizer(self) -> Tokenizer:
+        """A tokenizer with the model's special tokens and chat template."""
+        text = self.tokenizer_file.read_text(encoding="utf-8")
+        return Tokenizer(text, self.manifest.tokens, self.manifest.chat_template)
 
     def precision(self, tensor: str) -> Precision:
         """How a tensor is stored and multiplied."""

@@ -1,9 +1,9 @@
 """The store of pulled models: one folder a model, which appears whole or not at all.
 
-    <home>/models/smollm2-135m/            model.gguf, pulled.json
-    <home>/models/hf--ORG--NAME/           config.json, *.safetensors, ..., pulled.json
-    <home>/downloads/smollm2-135m.lock     held while the model is pulled
-    <home>/downloads/smollm2-135m.new/     the folder while it is filled
+<home>/models/smollm2-135m/            model.gguf, pulled.json
+<home>/models/hf--ORG--NAME/           config.json, *.safetensors, ..., pulled.json
+<home>/downloads/smollm2-135m.lock     held while the model is pulled
+<home>/downloads/smollm2-135m.new/     the folder while it is filled
 """
 
 from __future__ import annotations

@@ -105,9 +105,7 @@ class Gemma3Text(HeadNormLlama):
         attention, _, query, key = super().norm_tensors(config, layer)
         return [
             attention,
-            self.norm_tensor(
-                hidden, layer, "post_attention_norm", "post_attention_layernorm", "post_attention_norm"
-            ),
+            self.norm_tensor(hidden, layer, "post_attention_norm", "post_attention_layernorm", "post_attention_norm"),
             self.norm_tensor(hidden, layer, "mlp_norm", "pre_feedforward_layernorm", "ffn_norm"),
             self.norm_tensor(hidden, layer, "post_mlp_norm", "post_feedforward_layernorm", "post_ffw_norm"),
             query,

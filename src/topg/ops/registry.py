@@ -11,7 +11,7 @@ from topg.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Workload:
-    """Size of a step, for cost estimates: `tokens` new ones after `context` cached ones, `logits_rows` rows of logits."""
+    """Size of a step, for cost estimates: `tokens` new ones after `context` cached ones, `logits_rows` of logits."""
 
     tokens: int
     context: int
@@ -73,4 +73,3 @@ def op_class(kind: str) -> type[Op]:
     if kind not in _KINDS:
         raise UnsupportedModelError(f"op {kind!r} is not registered; registered ops: {', '.join(registered_kinds())}")
     return _KINDS[kind]
-

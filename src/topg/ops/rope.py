@@ -72,8 +72,7 @@ class FactorScaling:
 
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | FactorScaling
 SCALING_KINDS: dict[str, type[RopeScaling]] = {
-    scaling.kind: scaling
-    for scaling in (LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, FactorScaling)
+    scaling.kind: scaling for scaling in (LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, FactorScaling)
 }
 
 

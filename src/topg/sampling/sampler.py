@@ -66,10 +66,7 @@ class SamplerState:
     def adjusts(self) -> bool:
         """Whether biases, bans or penalties change the next token's logits."""
         return bool(
-            self.params.logit_bias
-            or self.banned()
-            or self._seen is not None
-            or self._output_counts is not None
+            self.params.logit_bias or self.banned() or self._seen is not None or self._output_counts is not None
         )
 
     def banned(self) -> Sequence[int]:

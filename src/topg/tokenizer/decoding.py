@@ -73,9 +73,7 @@ def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return list(decoder["decoders"]) if decoder.get("type") == "Sequence" else [decoder]
 
 
-def _spm_like(
-    per_token: list[Mapping[str, Any]], whole: list[Mapping[str, Any]], kinds: list[Any]
-) -> DecoderRules:
+def _spm_like(per_token: list[Mapping[str, Any]], whole: list[Mapping[str, Any]], kinds: list[Any]) -> DecoderRules:
     """Replace and ByteFallback act on tokens, Strip on the fused text."""
     replacements, fallback = [], False
     for step in per_token:

@@ -202,10 +202,12 @@ class _QuotingEncoder:
 
         added = fast.get_added_tokens_decoder()
         rules = ("single_word", "lstrip", "rstrip", "normalized")
-        self._fast.add_tokens([
-            AddedToken(self._marks[text], special=False, **{rule: getattr(added[token_id], rule) for rule in rules})
-            for token_id, text in specials.items()
-        ])
+        self._fast.add_tokens(
+            [
+                AddedToken(self._marks[text], special=False, **{rule: getattr(added[token_id], rule) for rule in rules})
+                for token_id, text in specials.items()
+            ]
+        )
         ids = self._fast.get_vocab(with_added_tokens=True)
         return {ids[self._marks[text]]: token_id for token_id, text in specials.items()}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +25,8 @@ class PagedCache:
         self._tokens_per_page = geometry.tokens_per_page
         shape = (page_count, geometry.layers, 2, geometry.kv_heads, geometry.tokens_per_page, geometry.head_dim)
         try:
-            self._pages = torch.zeros(shape, dtype=KV_TYPES[geometry.dtype], device=device)
-        except RuntimeError as error:  # torch has no narrower class for memory that the host refuses
+            self._pages = _zeros(shape, KV_TYPES[geometry.dtype], device)
+        except (RuntimeError, MemoryError) as error:  # torch has no narrower class for memory that the host refuses
             raise CapacityError(
                 f"no memory on {device} for {page_count} KV pages of {geometry.bytes_per_page} bytes: {error}"
             ) from error
@@ -53,3 +55,11 @@ class PagedCache:
     def copy(self, source: int, target: int) -> None:
         """Overwrite page `target` by page `source`."""
         self._pages[target] = self._pages[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose memory, on a CPU, is committed page by page as it is written: `torch.zeros` would touch all of it."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
