@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +38,6 @@ class Score:
     kl: list[np.ndarray] = field(default_factory=list)
     agree: int = 0
     positions: int = 0
-    seconds: float = 0.0
 
     def add(self, reference: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """Log-probabilities [positions, vocab] of both sides; targets [positions - 1] are the tokens that followed."""
@@ -54,7 +52,7 @@ class Score:
         perplexity = np.exp(self.nll / (self.positions - windows))
         return (
             f"| {name} | {megabytes:.0f} | {perplexity:.3f} | {kl.mean():.5f} | {np.quantile(kl, 0.99):.4f} "
-            f"| {100 * self.agree / self.positions:.2f} % | {self.positions / self.seconds:.0f} |"
+            f"| {100 * self.agree / self.positions:.2f} % |"
         )
 
 
@@ -96,7 +94,7 @@ def main() -> None:
         model = next(iter(loaded.values()))[2]
         tokenizer = model.load_tokenizer()
         scores = {recipe: Score() for recipe in loaded}
-        baseline = Score(seconds=1)
+        baseline = Score()
         count = 0
         for ids in windows(tokenizer, arguments.tokens):
             targets = torch.tensor(ids[1:])
@@ -104,14 +102,11 @@ def main() -> None:
                 expected = reference(input_ids=torch.tensor([ids])).logits[0].float()
             baseline.add(expected, expected, targets)
             for recipe, (backend, _, _) in loaded.items():
-                start = time.perf_counter()
-                logits = forward(backend, ids)
-                scores[recipe].seconds += time.perf_counter() - start
-                scores[recipe].add(expected, logits, targets)
+                scores[recipe].add(expected, forward(backend, ids), targets)
             count += 1
         perplexity = np.exp(baseline.nll / (baseline.positions - count))
         print(f"{baseline.positions:,} positions; reference perplexity {perplexity:.3f}\n")
-        print("| recipe | MB | perplexity | KL mean | KL p99 | top-1 | tokens/s |\n|---|---|---|---|---|---|---|")
+        print("| recipe | MB | perplexity | KL mean | KL p99 | top-1 |\n|---|---|---|---|---|---|")
         for recipe, score in scores.items():
             print(score.row(recipe, loaded[recipe][1], count))
 
