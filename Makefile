@@ -2,21 +2,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One process a core, each with one thread: the many small tests then run side by side.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 TORCH := torch==2.13.0
-QUESTION := What is gravity?
+# e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" for the small build without CUDA
+TORCH_ARGS ?=
+QUESTION := What is the capital of France?
 
 .PHONY: demo test check lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/topg pull smollm2-135m
 	@echo "> $(QUESTION)"
-	@echo "$(QUESTION)" | $(BIN)/topg chat smollm2-135m --temperature 0 --max-tokens 64
+	@echo "$(QUESTION)" | $(BIN)/topg chat smollm2-135m --system "You are a helpful AI assistant." --temperature 0 --max-tokens 64
 
 test: $(VENV)/.test-installed lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/.test-installed lint
-	$(BIN)/python -m pytest -m "not slow and not model"
+	$(PYTEST) -m "not slow and not model"
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
@@ -33,7 +37,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet $(TORCH)
+	@echo "Installing into $(VENV); the first time this takes a few minutes, most of it for torch."
+	$(BIN)/python -m pip install --quiet $(TORCH) $(TORCH_ARGS)
 	$(BIN)/python -m pip install --quiet -e ".[torch]"
 	@touch $@
 

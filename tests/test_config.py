@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def test_a_section_made_by_hand_is_checked(section: type, values: dict[str, obje
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_batch_size": 1024}, "execution.max_batch_size is 1024 and execution.prefill_chunk is 512"),
+        ({"prefill_chunk": 8}, "execution.max_batch_size is 16 and execution.prefill_chunk is 8"),
+    ],
+)
+def test_a_batch_must_fit_a_step(given: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ExecutionConfig(**given)
+    with pytest.raises(ConfigError, match=said):
+        resolve({f"execution.{name}": value for name, value in given.items()})
+    assert ExecutionConfig(max_batch_size=8, prefill_chunk=8).max_batch_size == 8
+
+
+@pytest.mark.parametrize(
     "text", ["", "\n", "# nothing\n", "---\n", "execution:\n", "execution: {}\nmemory:\n", "~\n", "\ufeff"]
 )
 def test_a_file_or_section_without_keys_sets_nothing(tmp_path: Path, text: str) -> None:
@@ -113,6 +129,8 @@ def test_a_file_or_section_without_keys_sets_nothing(tmp_path: Path, text: str) 
         ("true", "true is not allowed"),
         ("'16'", "the text '16' is not allowed"),
         ("1_000", "the text '1_000'"),
+        ("+3", "the text '+3'"),
+        ("-0", "the text '-0'"),
         ("010", "the text '010'"),
         ("0x10", "the text '0x10'"),
         ("16.0", "the text '16.0'"),
@@ -198,6 +216,9 @@ def test_a_tab_is_named(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "missing.yaml")
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a directory, pipe or device" in refusal(tmp_path / "pipe")
+    assert "is a directory, pipe or device" in refusal(Path(os.devnull))
     assert "directory" in refusal(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"# \xe9\n")
     assert "not UTF-8" in refusal(tmp_path / "latin.yaml")
@@ -208,7 +229,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     [
         (SWITCH_VARIABLE, ""), (SWITCH_VARIABLE, "no"), (SWITCH_VARIABLE, "0"),
         ("TOPG_EXECUTION_MAX_BATCH_SIZE", "1_0"), ("TOPG_EXECUTION_MAX_BATCH_SIZE", "0"),
-        ("TOPG_EXECUTION_MAX_BATCH_SIZE", " 4"), ("TOPG_MEMORY_PAGE_SIZE", "4"), ("TOPG_MEMORY_PREALLOCATE", "2"),
+        ("TOPG_EXECUTION_MAX_BATCH_SIZE", " 4"), ("TOPG_EXECUTION_MAX_BATCH_SIZE", "+4"),
+        ("TOPG_EXECUTION_MAX_BATCH_SIZE", "\u0664"), ("TOPG_MEMORY_PAGE_SIZE", "4"), ("TOPG_MEMORY_PREALLOCATE", "2"),
         ("TOPG_EXECUTION_MAX_BATCH", "4"), ("TOPG_CONFIG", ""),
     ],
 )  # fmt: skip
@@ -217,8 +239,21 @@ def test_wrong_variables(variable: str, value: str) -> None:
         resolve(environ={variable: value})
 
 
+@pytest.mark.parametrize("variable", ["TOPG_EXECUTON_MAX_CONTEXT", "TOPG_MAX_CONTEXT", "TOPG_EXECUTION_MAX_CONTEX"])
+def test_a_misspelt_variable_is_refused_with_the_nearest(variable: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{variable} is not.*did you mean 'TOPG_EXECUTION_MAX_CONTEXT'\?"):
+        resolve(environ={variable: "4"})
+
+
 def test_other_variables_are_left_alone() -> None:
-    assert resolve(environ={"TOPG_HOME": "/x", "PATH": "/bin", "TOPGUN": "1"}).config == Config()
+    environ = {"TOPG_HOME": "/x", "PATH": "/bin", "TOPGUN": "1", "topg_max_context": "1"}
+    assert resolve(environ=environ).config == Config()
+
+
+def test_a_misspelt_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    assert "did you mean 'max_context'?" in refusal(config_file(tmp_path, "execution: {max_contxt: 3}"))
+    with pytest.raises(ConfigError, match=r"did you mean 'memory\.page_size'\?"):
+        resolve({"memory.pagesize": "8MB"})
 
 
 def test_flags_are_checked_like_a_file() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.checkpoints import write_huggingface
+from support.memory_model import MemoryModel
 from topg import kv_budget
+from topg.backends import backend_type
 from topg.config import Config, ExecutionConfig, MemoryConfig
 from topg.converter.convert import ModelConverter
 from topg.converter.format import read_manifest
 from topg.converter.manifest import Manifest
-from topg.errors import CapacityError
+from topg.errors import BackendError, CapacityError, CheckpointError, UnsupportedModelError
 from topg.kv_budget import available_memory, plan_kv
+from topg.plan import PlanBuilder
+from topg.precision.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8_ROTATED, INT8_WEIGHT_ONLY, Precision
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 2  # layers, keys and values, heads, values of a head, bytes
 
@@ -22,6 +28,11 @@ BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 2  # layers, keys and values, heads, values o
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     folder = tmp_path_factory.mktemp("models")
     return read_manifest(ModelConverter(write_huggingface(folder / "tiny"), folder / "out").convert())
+
+
+def resident_bytes(manifest: Manifest) -> int:
+    backend = backend_type()
+    return sum(backend.resident_bytes(record.precision, record.shape) for record in manifest.tensors.values())
 
 
 def settings(batch: int = 4, page_size: int | None = None) -> Config:
@@ -35,21 +46,81 @@ def test_a_full_batch_of_full_contexts(manifest: Manifest) -> None:
     assert plan_kv(manifest, settings(page_size=40 * BYTES_PER_TOKEN), 200).geometry.tokens_per_page == 32
 
 
+@pytest.mark.parametrize(("context", "tokens"), [(1, 32), (33, 64), (200, 224)])
+def test_a_page_holds_no_more_than_a_context(manifest: Manifest, context: int, tokens: int) -> None:
+    budget = plan_kv(manifest, settings(page_size=10**9), context)
+    assert budget.geometry.tokens_per_page == tokens and budget.page_count == 4
+
+
+def test_a_manifest_without_a_context_is_refused(manifest: Manifest) -> None:
+    for context in (0, -5):
+        with pytest.raises(CheckpointError, match=f"context of {context} tokens"):
+            plan_kv(replace(manifest, context=context), settings(), min(context, 200))
+
+
 def test_little_memory_gives_fewer_pages_but_one_context_at_least(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = 64 * BYTES_PER_TOKEN
 
     def free_for(pages: float) -> None:
-        monkeypatch.setattr(kv_budget, "available_memory", lambda: manifest.nbytes + int(pages * page / 0.8) + 1)
+        memory = resident_bytes(manifest) + int(pages * page / 0.8) + 1
+        monkeypatch.setattr(kv_budget, "available_memory", lambda: memory)
 
     free_for(6)
     assert plan_kv(manifest, settings(), 200).page_count == 6
     free_for(4)
     assert plan_kv(manifest, settings(), 200).page_count == 4
+    assert plan_kv(manifest, settings(), 200, "cpu:0").page_count == 4
     free_for(3.9)
-    with pytest.raises(CapacityError, match="max_context"):
-        plan_kv(manifest, settings(), 200)
+    for device in ("cpu", "cpu:0"):
+        with pytest.raises(CapacityError, match="max_context"):
+            plan_kv(manifest, settings(), 200, device)
+
+
+def test_a_device_that_does_not_exist_is_refused(manifest: Manifest) -> None:
+    with pytest.raises(BackendError, match="abacus"):
+        plan_kv(manifest, settings(), 200, "abacus")
+
+
+def test_a_gpu_is_asked_for_its_own_memory(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: 0)
+    assert plan_kv(manifest, settings(), 200, "cuda").page_count == 4 * 4
+
+
+def test_a_plan_without_attention_is_refused(manifest: Manifest) -> None:
+    build = PlanBuilder()
+    build.logits(build.embed("e", 7, 8), "head", 7)
+    plan = build.build()
+    with pytest.raises(UnsupportedModelError, match="no attention"):
+        plan_kv(replace(manifest, plan=plan), settings(), 200)
+
+
+@pytest.mark.parametrize("precision", [
+    FLOAT32, FLOAT16, BFLOAT16, INT8_WEIGHT_ONLY, INT8_ROTATED, INT4,
+    Precision("int4", "int8", group_size=32, activation_group=32, minimum=True, scale="float16"),
+    Precision("int8", "int8", group_size=16, activation_group=32, scale="float32"),
+    Precision("int8", "int8", group_size=64, activation_group=32, scale="float32"),
+], ids=Precision.describe)  # fmt: skip
+def test_weights_are_counted_as_they_are_kept(precision: Precision) -> None:
+    torch = pytest.importorskip("torch")
+    from topg.backends.torch.weights import load_weights
+
+    build = PlanBuilder()
+    x = build.embed("e", 7, 100)
+    build.logits(build.linear(x, "w", 12, out="y"), "head", 9)
+    plan = build.build()
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: rng.standard_normal(shape, np.float32) for op in plan.ops for name, shape in op.tensor_shapes().items()
+    }
+    loaded = load_weights(MemoryModel(plan, tensors, dict.fromkeys(tensors, precision)), torch.device("cpu"))
+    for name, weight in loaded.items():
+        kept = sum(value.nbytes for value in vars(weight).values() if isinstance(value, torch.Tensor))
+        assert backend_type().resident_bytes(precision, tensors[name].shape) == kept
 
 
 def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

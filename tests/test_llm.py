@@ -15,7 +15,7 @@ import pytest
 
 from support.checkpoints import VOCAB, llama_config, llama_tensors, write_huggingface
 from topg import LLM, SamplingParams
-from topg.config import Config, ExecutionConfig
+from topg.config import Config, ExecutionConfig, resolve
 from topg.errors import ConfigError, PromptTooLongError, RequestError
 from topg.types import Delta, GenerationResult
 
@@ -149,11 +149,11 @@ def test_logprobs_belong_to_the_tokens(llm: LLM) -> None:
         assert position.top[0] == position.chosen and position.top[1].logprob <= position.chosen.logprob < 0
 
 
-def test_a_constraint_that_leaves_nothing_ends_one_request(llm: LLM) -> None:
+def test_a_constraint_that_leaves_nothing_is_refused_before_anything_runs(llm: LLM) -> None:
     impossible = SamplingParams(logit_bias={2: 100}, min_tokens=1)
-    bad, good = llm.generate(["The quick"] * 2, [impossible, GREEDY])
-    assert bad.finish_reason == "error" and "min_tokens" in str(bad.error) and bad.token_ids == ()
-    assert good == one(llm, "The quick")
+    with pytest.raises(RequestError, match=r"prompts\[0\]: .*min_tokens") as caught:
+        llm.generate(["The quick"] * 2, [impossible, GREEDY])
+    assert caught.value.param == "logit_bias"
 
 
 def test_closing_a_stream_early(llm: LLM) -> None:
@@ -231,11 +231,30 @@ def test_max_context_beyond_the_model_is_refused(source: Path, llm: LLM, monkeyp
         LLM(llm.model.folder, max_context=513)
     with pytest.raises(ConfigError, match="max_context"):
         LLM(llm.model.folder, max_context=0)
+    with pytest.raises(ConfigError, match="at most 512"):
+        LLM(llm.model.folder, config=Config(execution=ExecutionConfig(max_context=600)))
+    monkeypatch.setenv("TOPG_EXECUTION_MAX_CONTEXT", "513")
+    with pytest.raises(ConfigError, match="TOPG_EXECUTION_MAX_CONTEXT"):
+        LLM(llm.model.folder)
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1.5, True])
+def test_only_the_default_context_is_cut(llm: LLM) -> None:
+    for config in (None, Config(), resolve()):
+        with LLM(llm.model.folder, config=config, max_batch_size=1) as loaded:
+            assert loaded.max_context == 512
+
+
+def test_a_configuration_that_is_given_leaves_the_environment_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPG_CONFIG", "/nonexistent/topg.yaml")
+    monkeypatch.setenv("TOPG_EXECUTION_MAX_BATCH_SIZE", "nonsense")
+    for config in (Config(), resolve({"execution.max_context": 100})):
+        with LLM(llm.model.folder, config=config, max_context=64) as loaded:
+            assert loaded.max_context == 64
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, 1025, 10**400])
 def test_threads_are_checked(llm: LLM, threads: Any) -> None:
-    with pytest.raises(ConfigError, match="threads"):
+    with pytest.raises(ConfigError, match=r"threads is .* from 1 to 1024$"):
         LLM(llm.model.folder, threads=threads)
 
 
@@ -250,3 +269,17 @@ def test_a_closed_model_refuses_calls(llm: LLM) -> None:
     loaded.close()
     with pytest.raises(RequestError, match="closed"):
         loaded.generate("a")
+    with pytest.raises(RequestError, match="closed"):
+        loaded.generate([])
+    with pytest.raises(RequestError, match="closed"):
+        loaded.status()
+    with pytest.raises(RequestError, match="closed"), loaded:
+        pass
+
+
+def test_a_stream_says_what_is_wrong_with_its_prompt(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="empty list"):
+        llm.stream([])
+    for prompts in ([[]], ["a"], [[1]]):
+        with pytest.raises(RequestError, match="generate takes a list of prompts"):
+            llm.stream(prompts)

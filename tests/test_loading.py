@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from support.checkpoints import write_gguf, write_huggingface
 from topg.converter.format import ConvertedModel
-from topg.errors import ModelNotFoundError, PrecisionError
+from topg.errors import CheckpointError, ModelNotFoundError, PrecisionError
 from topg.loading import cache_folder, open_model
 from topg.paths import Home
 
@@ -60,6 +61,60 @@ def test_a_damaged_copy_is_made_again(source: Path, home: Home) -> None:
     model, said = opened(source, home)
     assert model.folder == folder and "damaged" in said[0]
     assert opened(source, home)[1] == []
+
+
+def _flip_a_bit(folder: Path) -> None:
+    path = folder / "model-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_the_copy_makes_it_again(source: Path, home: Home) -> None:
+    folder = opened(source, home)[0].folder
+    _flip_a_bit(folder)
+    model, said = opened(source, home)
+    assert model.folder == folder and "model-00001.safetensors is damaged" in said[0]
+    model.verify()
+
+
+def test_a_flipped_bit_in_a_converted_folder_is_refused(source: Path, home: Home) -> None:
+    folder = Path(shutil.copytree(opened(source, home)[0].folder, home.root / "mine"))
+    _flip_a_bit(folder)
+    with pytest.raises(CheckpointError, match=r"mine/model-00001\.safetensors is damaged or was changed"):
+        opened(folder, home)
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "all", "folder"])
+def test_a_copy_that_lost_its_files_is_made_again(source: Path, home: Home, lost: str) -> None:
+    folder = opened(source, home)[0].folder
+    (folder / "stray.txt").write_text("left by someone")
+    for path in folder.iterdir():
+        if lost in ("all", "folder", path.name):
+            path.unlink()
+    if lost == "folder":
+        folder.rmdir()
+        folder.write_text("a file in its place")
+    model, said = opened(source, home)
+    assert model.folder == folder and "damaged" in said[0]
+    assert opened(source, home)[1] == []
+
+
+def test_a_long_name_has_its_copy(tmp_path: Path, home: Home) -> None:
+    model, _ = opened(write_huggingface(tmp_path / ("\N{GRINNING FACE}" * 60)), home)
+    assert len(os.fsencode(model.folder.name)) < 240
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_sees_how_far_the_conversion_is(
+    source: Path, home: Home, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    opened(source, home)
+    assert ("converting: 100%" in screen.getvalue()) is terminal
+    assert terminal or screen.getvalue() == ""
 
 
 def test_a_gguf_file_is_a_source(tmp_path: Path, home: Home) -> None:

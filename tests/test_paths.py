@@ -31,3 +31,19 @@ def test_the_home(environ: dict[str, str], root: Path) -> None:
 def test_an_empty_home_is_refused() -> None:
     with pytest.raises(ConfigError, match="TOPG_HOME is empty"):
         Home.find({"TOPG_HOME": ""})
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"TOPG_HOME is '.*', a file; name a folder"):
+        Home.find({"TOPG_HOME": str(tmp_path / "file")})
+
+
+def test_a_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TOPG_HOME is '~no-such-user/x'"):
+        Home.find({"TOPG_HOME": "~no-such-user/x"})
+
+
+def test_a_misspelt_home_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"TOPG_HOEM is not a variable of ToPG.*did you mean 'TOPG_HOME'\?"):
+        Home.find({"TOPG_HOEM": "/data"})

@@ -10,7 +10,7 @@ import pytest
 import topg
 
 PUBLIC = {
-    "topg": ("LLM", "SamplingParams", "__version__"),
+    "topg": ("LLM", "Delta", "GenerationResult", "SamplingParams", "__version__"),
     "topg.converter": ("ModelConverter",),
     "topg.hub": ("resolve",),
 }
@@ -36,7 +36,12 @@ def test_the_version_is_a_version() -> None:
 
 
 def test_names_that_are_loaded_on_demand_are_listed() -> None:
-    assert set(topg.__all__) <= set(dir(topg))
+    assert set(topg.__all__) == set(dir(topg))
+
+
+def test_result_types_are_those_that_answers_have() -> None:
+    types = importlib.import_module("topg.types")
+    assert (topg.Delta, topg.GenerationResult) == (types.Delta, types.GenerationResult)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

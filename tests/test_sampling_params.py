@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from copy import deepcopy
+import pickle
+from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from topg.errors import RequestError
@@ -126,3 +130,47 @@ def test_params_are_values() -> None:
     assert params.stop_token_ids == (3,)
     assert params == SamplingParams(**params.to_json()) == deepcopy(params)
     assert hash(params) == hash(SamplingParams(logit_bias={1: 2.0}, stop=("a",), stop_token_ids=(3,)))
+
+
+def test_biases_cannot_be_changed_afterwards() -> None:
+    given = {5: 1.0}
+    params = SamplingParams(logit_bias=given)
+    given[5] = 2.0
+    assert params.logit_bias == {5: 1.0}
+    with pytest.raises(TypeError):
+        params.logit_bias[5] = 3.0  # type: ignore[index]
+
+
+def test_copies_and_pickles_are_equal() -> None:
+    params = SamplingParams(logit_bias={5: 1.0}, stop=["a"], stop_token_ids=[7], seed=3)
+    assert deepcopy(params) == pickle.loads(pickle.dumps(params)) == replace(params) == params  # noqa: S301  own bytes
+    assert hash(copy(params)) == hash(params)
+    assert json.loads(json.dumps(params.to_json()))["logit_bias"] == {"5": 1.0}
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *COUNTS])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["large", "negative", "larger"])
+def test_huge_numbers_are_refused_by_name(name: str, value: int) -> None:
+    assert len(refused(name, value)) < 300
+
+
+def test_huge_numbers_in_lists_are_refused_by_name() -> None:
+    for value in ({1: 10**400}, {10**400: 1}, {10**5000: 1}, {1: 10**5000}):
+        refused("logit_bias", value)
+    refused("stop_token_ids", [10**5000])
+
+
+def test_a_bias_that_is_no_number_is_named_by_its_token() -> None:
+    assert "logit_bias[7] is nan" in refused("logit_bias", {3: 1.0, 7: math.nan})
+
+
+def test_numbers_of_numpy_become_those_of_python() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int32(3), seed=np.uint64(2**63), logit_bias={np.int64(4): np.float32(1)},
+        stop_token_ids=np.array([7, 7, 8]),
+    )  # fmt: skip
+    assert params == SamplingParams(temperature=0.5, top_k=3, seed=2**63, logit_bias={4: 1.0}, stop_token_ids=[7, 8])
+    json.dumps(params.to_json())
+    for value in (np.bool_(True), np.array([1, 2])):
+        refused("top_k", value)
+        refused("temperature", value)

@@ -1,11 +1,11 @@
-"""Sizes, shares and durations: what is read, and what is refused."""
+"""Sizes and shares: what is read, and what is refused."""
 
 from __future__ import annotations
 
 import pytest
 
 from topg.errors import ConfigError
-from topg.units import format_size, parse_duration, parse_share, parse_size
+from topg.units import format_size, parse_share, parse_size
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,6 @@ def test_shares(text: str, share: float) -> None:
 def test_what_is_no_share(text: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_share(text)
-    assert repr(text) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("50ms", 0.05), ("2s", 2.0), ("1.5min", 90.0), ("1h", 3600.0), ("0s", 0.0), ("10us", 1e-5)]
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds, rel=1e-15)
-
-
-@pytest.mark.parametrize("text", ["50", "50MB", "-1s", "1m", "s"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_duration(text)
     assert repr(text) in str(error.value)
 
 

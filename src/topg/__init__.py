@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from topg.llm import LLM as LLM
     from topg.sampling_params import SamplingParams as SamplingParams
+    from topg.types import Delta as Delta
+    from topg.types import GenerationResult as GenerationResult
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Delta", "GenerationResult", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "topg.llm", "SamplingParams": "topg.sampling_params"}
+_HOMES = {
+    "Delta": "topg.types",
+    "GenerationResult": "topg.types",
+    "LLM": "topg.llm",
+    "SamplingParams": "topg.sampling_params",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -28,4 +35,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted(__all__)

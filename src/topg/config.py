@@ -2,7 +2,7 @@
 
 A value comes from the first of these that has it:
 
-    flag (or keyword of `topg.LLM`)  >  environment variable  >  configuration file  >  default
+    flag  >  environment variable  >  configuration file  >  default
 
 From the fields below come the YAML keys (`execution.max_batch_size`), the environment variables
 (`TOPG_EXECUTION_MAX_BATCH_SIZE`), the flags (`--max-batch-size`) and docs/config.md.
@@ -19,11 +19,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from topg.config_file import Given, read_config_file
 from topg.config_kinds import Choice, Kind, Share, Size, Switch, Whole
 from topg.errors import ConfigError
+from topg.wording import did_you_mean
 
 KVCacheType = Literal["auto", "float32", "bfloat16"]
 
 CONFIG_VARIABLE = "TOPG_CONFIG"
 HOME_VARIABLE = "TOPG_HOME"
+VARIABLE_PREFIX = "TOPG_"
 
 T = TypeVar("T")
 
@@ -51,14 +53,17 @@ class ExecutionConfig(_Section):
 
     section: ClassVar[str] = "execution"
 
-    max_batch_size: int = _setting(16, Whole(1, 4096), "Sequences computed together at most.")
+    max_batch_size: int = _setting(
+        16, Whole(1, 4096), "Sequences computed together at most; no more than prefill_chunk, since each takes a "
+        "token of a step."
+    )  # fmt: skip
     max_context: int = _setting(
         4096, Whole(1, 2**24), "Tokens of a sequence at most, prompt and completion together; the model's own limit "
         "still holds."
     )  # fmt: skip
     prefill_chunk: int = _setting(
-        512, Whole(1, 2**20), "Tokens of one step at most. A longer prompt is computed in chunks; the answer does not "
-        "depend on it."
+        512, Whole(1, 2**20), "Tokens of one step at most; at least max_batch_size, since each sequence of a batch "
+        "takes a token of a step. A longer prompt is computed in chunks; the answer does not depend on it."
     )  # fmt: skip
     enable_flash_attn: bool = _setting(
         True, Switch(), "Compute attention in blocks with a running softmax, so that the scores of all keys never "
@@ -68,6 +73,15 @@ class ExecutionConfig(_Section):
         "auto", Choice("auto", "bfloat16", "float32"), "Number type of cached keys and values. auto: float32 for a "
         "float32 model, bfloat16 for every other."
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_batch_size > self.prefill_chunk:
+            raise ConfigError(
+                f"execution.max_batch_size is {self.max_batch_size} and execution.prefill_chunk is "
+                f"{self.prefill_chunk}; every sequence of a batch takes a token of a step, so raise prefill_chunk to "
+                f"{self.max_batch_size} or lower max_batch_size to {self.prefill_chunk}"
+            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,7 @@ class Setting(Generic[T]):
     @property
     def variable(self) -> str:
         """Its environment variable: `TOPG_EXECUTION_MAX_BATCH_SIZE`."""
-        return f"TOPG_{self.section}_{self.name}".upper()
+        return f"{VARIABLE_PREFIX}{self.section}_{self.name}".upper()
 
     @property
     def flag(self) -> str:
@@ -182,23 +196,31 @@ def resolve(
     return Resolved(config, MappingProxyType(origins))
 
 
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable that begins with TOPG_ and has no meaning: it is a misspelt one."""
+    known = [HOME_VARIABLE, CONFIG_VARIABLE, *(setting.variable for setting in SETTINGS.values())]
+    for name in sorted(environ):
+        if name.startswith(VARIABLE_PREFIX) and name not in known:
+            raise ConfigError(
+                f"{name} is not a variable of ToPG; the variables are {', '.join(known)}{did_you_mean(name, known)}"
+            )
+
+
 def _given_flags(flags: Mapping[str, object]) -> dict[str, Given]:
     unknown = [key for key in flags if key not in SETTINGS]
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} is not a setting; the settings are {', '.join(SETTINGS)}")
+        nearest = did_you_mean(unknown[0], SETTINGS)
+        raise ConfigError(f"{unknown[0]!r} is not a setting; the settings are {', '.join(SETTINGS)}{nearest}")
     return {key: _read(SETTINGS[key], Given(value, SETTINGS[key].flag)) for key, value in flags.items()}
 
 
 def _given_variables(environ: Mapping[str, str]) -> dict[str, Given]:
-    by_variable = {setting.variable: setting for setting in SETTINGS.values()}
-    prefixes = tuple(f"TOPG_{section.upper()}_" for section in SECTIONS)
-    given = {}
-    for variable in sorted(name for name in environ if name.startswith(prefixes)):
-        if variable not in by_variable:
-            raise ConfigError(f"{variable} is not a variable of ToPG; the variables are {', '.join(by_variable)}")
-        setting = by_variable[variable]
-        given[setting.key] = _read(setting, Given(setting.kind.from_text(environ[variable]), variable))
-    return given
+    check_variables(environ)
+    return {
+        key: _read(setting, Given(setting.kind.from_text(environ[setting.variable]), setting.variable))
+        for key, setting in SETTINGS.items()
+        if setting.variable in environ
+    }
 
 
 def _given_in_file(file: Path | None, environ: Mapping[str, str]) -> dict[str, Given]:

@@ -6,6 +6,7 @@ Only what the settings need is understood: two levels of keys, and scalars.  Wor
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from topg.config_kinds import SWITCH_WORDS, WHOLE_NUMBER
 from topg.errors import ConfigError
+from topg.wording import did_you_mean
 
 if TYPE_CHECKING:
     import yaml
@@ -62,6 +64,8 @@ def _root(file: Path) -> yaml.Node | None:
 
 def _text(file: Path) -> str:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for someone to write into it
+            raise ConfigError(f"{file} is a directory, pipe or device, and no configuration; name a file")
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_SIZE + 1)
     except OSError as error:
@@ -85,7 +89,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(f"(?:{'|'.join(SWITCH_WORDS)})\\Z"), list("tTfF"))
     Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:int", re.compile(f"(?:{WHOLE_NUMBER.pattern})\\Z"), list("-+0123456789")
+        "tag:yaml.org,2002:int", re.compile(f"(?:{WHOLE_NUMBER.pattern})\\Z"), list("-0123456789")
     )
     Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|)\Z"), ["~", "n", ""])
     return Loader
@@ -105,7 +109,8 @@ def _members(file: Path, node: yaml.Node | None, known: tuple[str, ...], what: s
         line = key_node.start_mark.line + 1
         key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "[...]"
         if key not in known:
-            raise ConfigError(f"{file}, line {line}: {key!r} is not a {what}; known are {', '.join(known)}")
+            nearest = did_you_mean(key, known)
+            raise ConfigError(f"{file}, line {line}: {key!r} is not a {what}; known are {', '.join(known)}{nearest}")
         if key in members:
             raise ConfigError(f"{file}, line {line}: {key!r} stands here again, first in line {members[key][0]}")
         members[key] = (line, value)

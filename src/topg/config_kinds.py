@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 from topg.errors import ConfigError
 from topg.units import SIZE_UNITS, parse_share, parse_size
 
-# As in YAML 1.2: no underscores, no leading zeros (010 is eight in some programs and ten in others).
-WHOLE_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
+# No underscores, no plus sign, no leading zeros (010 is eight in some programs and ten in others).
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 SWITCH_WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 

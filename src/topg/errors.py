@@ -12,7 +12,7 @@
     │   └── UnsupportedModelError  an architecture, tensor type or setting ToPG does not know
     ├── PrecisionError         a recipe is unknown, or cannot be met for this model
     ├── BackendError           a back end is not installed, or has no kernel for an op
-    ├── CapacityError          memory or KV pages do not suffice
+    ├── CapacityError          memory, disk space or KV pages do not suffice
     └── ComputeError           a step produced no usable numbers (NaN or infinite logits)
 
 A message says what was given, what is allowed, and what to do.
@@ -77,7 +77,7 @@ class BackendError(TopgError):
 
 
 class CapacityError(TopgError):
-    """Memory or KV pages do not suffice for what was asked."""
+    """Memory, disk space or KV pages do not suffice for what was asked."""
 
 
 class ComputeError(TopgError):

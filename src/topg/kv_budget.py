@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from topg.backends import backend_type
 from topg.config import Config
 from topg.converter.manifest import Manifest
-from topg.errors import CapacityError
-from topg.kv.pages import KV_BYTES, KVGeometry, KVType, tokens_per_page
+from topg.errors import CapacityError, CheckpointError, UnsupportedModelError
+from topg.kv.pages import KV_BYTES, TOKENS_STEP, KVGeometry, KVType, tokens_per_page
 from topg.units import format_size
 
 MEMINFO = Path("/proc/meminfo")
@@ -26,24 +27,35 @@ class KVBudget:
 def plan_kv(manifest: Manifest, settings: Config, max_context: int, device: str = "cpu") -> KVBudget:
     """Pages for `max_batch_size` sequences of `max_context` tokens, or the most that memory.preallocate allows.
 
-    Raises CapacityError when not even one such sequence fits.  Only the memory of the CPU is looked at.
+    The back end tells what the weights take once they are loaded, and what is free on a device with its own memory.
+    Raises CapacityError when not even one such sequence fits, CheckpointError for a model without a context.
     """
-    geometry = _geometry(manifest, settings)
+    context_limit(manifest)
+    geometry = _geometry(manifest, settings, max_context)
     per_sequence = -(-max_context // geometry.tokens_per_page)
     wanted = per_sequence * settings.execution.max_batch_size
-    free = available_memory() if device == "cpu" else None
-    if free is None:
+    room = _room(manifest, settings.memory.preallocate, device)
+    if room is None:
         return KVBudget(geometry, wanted)
-    room = max(0, free - manifest.nbytes) * settings.memory.preallocate
-    affordable = int(room // geometry.bytes_per_page)
+    affordable = room // geometry.bytes_per_page
     if affordable < per_sequence:
         needed = format_size(per_sequence * geometry.bytes_per_page)
         raise CapacityError(
             f"a context of {max_context} tokens needs {needed} of KV cache, "
-            f"and {format_size(int(room))} may be used (memory.preallocate of what is free after the weights): lower "
+            f"and {format_size(room)} may be used (memory.preallocate of what is free after the weights): lower "
             "max_context, or free some memory"
         )
     return KVBudget(geometry, min(wanted, affordable))
+
+
+def context_limit(manifest: Manifest) -> int:
+    """Tokens that the model's context holds at most; raises CheckpointError when that is none."""
+    if manifest.context < 1:
+        raise CheckpointError(
+            f"the manifest of {manifest.name} names a context of {manifest.context} tokens; it must be at least 1: "
+            "convert the model again"
+        )
+    return manifest.context
 
 
 def available_memory() -> int | None:
@@ -52,13 +64,31 @@ def available_memory() -> int | None:
     return min(known, default=None)
 
 
-def _geometry(manifest: Manifest, settings: Config) -> KVGeometry:
+def _room(manifest: Manifest, share: float, device: str) -> int | None:
+    """Bytes that KV pages may take; None where nobody knows what is free."""
+    backend = backend_type()
+    free = backend.device_memory(device)
+    if free is None:
+        free = available_memory()
+    if free is None:
+        return None
+    weights = sum(backend.resident_bytes(record.precision, record.shape) for record in manifest.tensors.values())
+    return int(max(0, free - weights) * share)
+
+
+def _geometry(manifest: Manifest, settings: Config, max_context: int) -> KVGeometry:
     attention = manifest.plan.attention
+    if not attention:
+        raise UnsupportedModelError(
+            f"{manifest.name} has no attention layer; ToPG runs models that attend to a context"
+        )
     wanted = settings.execution.kv_cache_dtype
     dtype: KVType = ("float32" if manifest.recipe == "float32" else "bfloat16") if wanted == "auto" else wanted
     shape = (len(attention), attention[0].kv_heads, attention[0].head_dim)
     bytes_per_token = shape[0] * 2 * shape[1] * shape[2] * KV_BYTES[dtype]
-    return KVGeometry(*shape, dtype, tokens_per_page(bytes_per_token, settings.memory.page_size))
+    usable = -(-max_context // TOKENS_STEP) * TOKENS_STEP  # no sequence fills more of a page
+    tokens = min(usable, tokens_per_page(bytes_per_token, settings.memory.page_size))
+    return KVGeometry(*shape, dtype, tokens)
 
 
 def _free_of_machine() -> int | None:

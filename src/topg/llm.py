@@ -18,22 +18,26 @@ from types import TracebackType
 from typing import Any, TypeGuard, cast
 
 from topg.backends import load_backend
-from topg.config import Config, resolve
+from topg.config import SETTINGS, Config, Resolved, resolve
 from topg.converter.format import ConvertedModel
 from topg.errors import ConfigError, RequestError
 from topg.kv.pages import PagePool
-from topg.kv_budget import KVBudget, plan_kv
+from topg.kv_budget import KVBudget, context_limit, plan_kv
 from topg.loading import open_model
 from topg.paths import Home
-from topg.sampling_params import SamplingParams
+from topg.sampling_params import SamplingParams, whole_number
 from topg.scheduling import SchedulerLimits
 from topg.stages.engine import AnswerStream, Engine, EngineStatus
 from topg.stages.intake import Intake, IntakeLimits, Messages
 from topg.stages.output import result_of
 from topg.tokenizer.tokenizer import Tokenizer
 from topg.types import GenerationResult, Request
+from topg.wording import shown
 
 Prompt = str | Sequence[int]
+
+MAX_CONTEXT = "execution.max_context"
+MAX_THREADS = 1024
 
 
 class LLM:
@@ -43,10 +47,12 @@ class LLM:
                     into the cache on first use, with a line on stderr
     quant           recipe for a source that is not converted yet (default: int8)
     device          "cpu", or a torch device such as "cuda"
-    threads         threads of the CPU; None: the back end's choice
-    max_context     tokens of prompt and answer together; None: the configuration's, at most the model's own limit
+    threads         threads of the CPU, 1 to 1024; None: the back end's choice
+    max_context     tokens of prompt and answer together; None: the configuration's.  More than the model's own limit is
+                    refused, whoever asks for it; only the default is cut to it
     max_batch_size  sequences computed together; None: the configuration's
-    config          settings; None: from the environment, the file that TOPG_CONFIG names, and the defaults
+    config          settings, alone or as `topg.config.resolve` gives them; None: from the environment, the file that
+                    TOPG_CONFIG names, and the defaults
 
     Finished sequences make room for waiting ones at once.  Methods may be called from several threads; they share the
     steps.  Raises ModelError, PrecisionError, ConfigError, CapacityError or BackendError when it cannot be loaded.
@@ -61,12 +67,13 @@ class LLM:
         threads: int | None = None,
         max_context: int | None = None,
         max_batch_size: int | None = None,
-        config: Config | None = None,
+        config: Config | Resolved | None = None,
     ) -> None:
         _check_threads(threads)
-        settings = _settings(config, max_context, max_batch_size)
+        resolved = _resolved(config, max_context, max_batch_size)
+        settings = resolved.config
         self.model = open_model(model, quant, Home.find(), _tell)
-        self.max_context = _context(self.model, settings, explicit=max_context)
+        self.max_context = _context(self.model, resolved)
         self.tokenizer = self.model.load_tokenizer()
         kv = plan_kv(self.model.manifest, settings, self.max_context, device)
         self._engine = _engine(self.model, self.tokenizer, settings, kv, device, threads)
@@ -94,6 +101,7 @@ class LLM:
         Raises RequestError before anything runs when a prompt or its params are wrong, naming its index.  A request
         that fails while it runs ends with the finish_reason "error"; the others are not affected.
         """
+        self._engine.require_open()
         single = isinstance(prompts, str) or _is_ids(prompts)
         items = [cast(Prompt, prompts)] if single else _prompt_list(prompts)
         params = self._params_of_each(len(items), sampling_params)
@@ -108,6 +116,7 @@ class LLM:
 
         Raises RequestError for malformed messages and ChatTemplateError when the model has no template or refuses them.
         """
+        self._engine.require_open()
         return self._run([self._intake.from_messages(messages, self._params(sampling_params))])[0]
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> AnswerStream:
@@ -115,6 +124,7 @@ class LLM:
 
         The request is checked and queued now.  Close the stream (or use it in a `with` block) to end it early.
         """
+        self._engine.require_open()
         params = self._params(sampling_params)
         if _is_messages(prompt):
             return self._engine.start(self._intake.from_messages(prompt, params))
@@ -129,6 +139,7 @@ class LLM:
         self._engine.close()
 
     def __enter__(self) -> LLM:
+        self._engine.require_open()
         return self
 
     def __exit__(
@@ -178,26 +189,42 @@ class LLM:
 
 
 def _check_threads(threads: object) -> None:
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise ConfigError(f"threads is {threads!r}; it must be a whole number of at least 1, or None")
+    wrong = not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS
+    if threads is not None and wrong:
+        raise ConfigError(f"threads is {shown(threads)}; allowed: whole numbers from 1 to {MAX_THREADS}")
 
 
-def _settings(config: Config | None, max_context: int | None, max_batch_size: int | None) -> Config:
+def _resolved(config: Config | Resolved | None, max_context: int | None, max_batch_size: int | None) -> Resolved:
     """Keywords over the configuration given, or over environment, file and defaults."""
     given = {"max_context": max_context, "max_batch_size": max_batch_size}
     keywords = {name: value for name, value in given.items() if value is not None}
-    checked = resolve({f"execution.{name}": value for name, value in keywords.items()}, os.environ).config
+    own = resolve(
+        {f"execution.{name}": value for name, value in keywords.items()}, os.environ if config is None else {}
+    )
     if config is None:
-        return checked
-    changes: dict[str, Any] = {name: getattr(checked.execution, name) for name in keywords}
-    return replace(config, execution=replace(config.execution, **changes))
+        return own
+    base = config if isinstance(config, Resolved) else _by_hand(config)
+    changes: dict[str, Any] = {name: getattr(own.config.execution, name) for name in keywords}
+    origins = dict(base.origins) | {f"execution.{name}": "keyword" for name in keywords}
+    return Resolved(replace(base.config, execution=replace(base.config.execution, **changes)), origins)
 
 
-def _context(model: ConvertedModel, settings: Config, explicit: int | None) -> int:
-    limit = model.manifest.context
-    if explicit is not None and explicit > limit:
-        raise ConfigError(f"max_context is {explicit}; {model.manifest.name} takes at most {limit} tokens")
-    return min(settings.execution.max_context, limit)
+def _by_hand(config: Config) -> Resolved:
+    """A configuration that was made without `resolve`: what differs from the default was set."""
+    plain = Resolved(config, {})
+    return Resolved(
+        config, {key: "default" if plain.value(key) == item.default else "Config" for key, item in SETTINGS.items()}
+    )
+
+
+def _context(model: ConvertedModel, resolved: Resolved) -> int:
+    limit, wanted = context_limit(model.manifest), resolved.config.execution.max_context
+    if wanted > limit and not resolved.is_default(MAX_CONTEXT):
+        raise ConfigError(
+            f"{MAX_CONTEXT} is {wanted} ({resolved.origins[MAX_CONTEXT]}); {model.manifest.name} takes at most {limit} "
+            "tokens: lower it, or leave it out"
+        )
+    return min(wanted, limit)
 
 
 def _engine(
@@ -221,7 +248,7 @@ def _is_ids(prompts: object) -> TypeGuard[Sequence[int]]:
     """Whether this is one prompt of token ids: a list that holds numbers only, at least one."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, (str, bytes)):
         return False
-    return len(prompts) > 0 and all(isinstance(item, int) for item in prompts)
+    return len(prompts) > 0 and all(isinstance(item, bool) or whole_number(item) is not None for item in prompts)
 
 
 def _prompt_list(prompts: object) -> list[Prompt]:

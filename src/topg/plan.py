@@ -29,6 +29,7 @@ from topg.ops import (
     op_class,
 )
 from topg.ops.rope import SCALING_KINDS, Rope
+from topg.wording import shown
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,12 @@ class PlanBuilder:
     def append(self, op: Op) -> str:
         """Add an op made by hand; raises CheckpointError when its inputs do not exist or do not fit."""
         if op.name in self._names:
-            raise CheckpointError(f"two ops of the plan are named {op.name!r}")
+            raise CheckpointError(f"two ops of the plan are named {shown(op.name)}")
         unknown = [name for name in op.inputs() if name not in self._widths]
         if unknown:
-            raise CheckpointError(f"{op.kind} {op.name!r} reads buffer {unknown[0]!r}, which nothing wrote before it")
+            raise CheckpointError(
+                f"{op.kind} {shown(op.name)} reads buffer {shown(unknown[0])}, which nothing wrote before it"
+            )
         try:
             width = op.output_width(self._widths)
         except ValueError as error:
@@ -110,7 +113,14 @@ class PlanBuilder:
         """The finished plan."""
         if not self._ops or not isinstance(self._ops[-1], Logits):
             raise CheckpointError("a plan must end in a logits op")
-        return Plan(tuple(self._ops), dict(self._widths))
+        plan = Plan(tuple(self._ops), dict(self._widths))
+        layers = [op.layer for op in plan.attention]
+        if layers != list(range(len(layers))):
+            raise CheckpointError(f"the attention ops are of layers {shown(layers)}; expected 0, 1, 2 and so on")
+        for op in plan.ops:
+            if isinstance(op, Embed) and op.vocab != plan.vocab:
+                raise CheckpointError(f"embed {shown(op.name)} has {op.vocab} rows, the logits {plan.vocab} columns")
+        return plan
 
     def width(self, buffer: str) -> int:
         """Columns of a buffer written so far."""
@@ -170,11 +180,11 @@ def _op_from_json(data: Mapping[str, Any]) -> Op:
         attributes["rope"] = _rope_from_json(attributes["rope"])
     known = {field.name for field in fields(op_type)}
     if set(attributes) - known:
-        raise CheckpointError(f"op {op_type.kind!r} has no attribute {sorted(set(attributes) - known)[0]!r}")
+        raise CheckpointError(f"op {shown(op_type.kind)} has no attribute {sorted(set(attributes) - known)[0]!r}")
     try:
         return op_type(**attributes)
     except TypeError as error:
-        raise CheckpointError(f"op {op_type.kind!r} of the plan is incomplete: {error}") from error
+        raise CheckpointError(f"op {shown(op_type.kind)} of the plan is incomplete: {error}") from error
 
 
 def _rope_from_json(data: Mapping[str, Any]) -> Rope:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn
+from numbers import Real
+from operator import index
+from types import MappingProxyType
+from typing import Any, NoReturn, cast
 
 from topg.errors import RequestError
+from topg.wording import shown
 
 GREEDY_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 100.0
@@ -24,6 +27,28 @@ MAX_STOP_TOKENS = 1024
 MAX_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
 DEFAULT_MAX_TOKENS = 256
+DEFAULT_CHAT_TOKENS = 1024
+
+_NUMBERS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "temperature": (0, MAX_TEMPERATURE),
+        "top_p": (0, 1),
+        "min_p": (0, 1),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "presence_penalty": (-MAX_PENALTY, MAX_PENALTY),
+        "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY),
+    }
+)
+_COUNTS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "top_k": (-1, MAX_TOP_K),
+        "seed": (0, MAX_SEED),
+        "min_tokens": (0, MAX_COUNT),
+        "max_tokens": (1, MAX_COUNT),
+        "logprobs": (0, MAX_LOGPROBS),
+    }
+)
+_OPTIONAL = ("seed", "max_tokens", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -47,7 +72,8 @@ class SamplingParams:
     include_stop_str_in_output  leave the stop text (or the text of the stop token) at the end of the output
     min_tokens          tokens before which nothing ends the output: the model's end tokens and `stop_token_ids` cannot
                         be drawn, and stop strings are not looked for
-    max_tokens          most tokens to generate, at least 1.  None: 256, or fewer where the context ends before
+    max_tokens          most tokens to generate, at least 1.  None: 256, in a chat 1024, or fewer where the context ends
+                        before
     ignore_eos          do not end at the model's own end tokens
     logprobs            report the chosen token's log-probability and this many best alternatives (0 to 20)
     """
@@ -70,22 +96,17 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, 0, MAX_TEMPERATURE)
-        _check_count("top_k", self.top_k, -1, MAX_TOP_K)
-        _check_number("top_p", self.top_p, 0, 1)
-        _check_number("min_p", self.min_p, 0, 1)
-        _check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
-        _check_number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _check_number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _check_optional("seed", self.seed, 0, MAX_SEED)
+        for name, (low, high) in _NUMBERS.items():
+            object.__setattr__(self, name, _number(name, getattr(self, name), low, high))
+        for name, (least, most) in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, _count(name, value, least, most))
         _check_flag("include_stop_str_in_output", self.include_stop_str_in_output)
-        _check_count("min_tokens", self.min_tokens, 0, MAX_COUNT)
-        _check_optional("max_tokens", self.max_tokens, 1, MAX_COUNT)
         _check_flag("ignore_eos", self.ignore_eos)
-        _check_optional("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", self.min_tokens, f"allowed: at most max_tokens, which is {self.max_tokens}")
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "logit_bias", MappingProxyType(_biases(self.logit_bias)))
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
 
@@ -124,30 +145,44 @@ class SamplingParams:
     def to_json(self) -> dict[str, Any]:
         """The settings as plain data; `SamplingParams(**data)` gives equal ones, once bias keys are integers."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return values | {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
+        lists = {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
+        return values | lists | {"logit_bias": dict(self.logit_bias)}
+
+    def __reduce__(self) -> tuple[Callable[..., SamplingParams], tuple[dict[str, Any]]]:
+        """For `copy` and `pickle`, which do not know read-only mappings."""
+        return _rebuild, (self.to_json(),)
+
+
+def whole_number(value: object) -> int | None:
+    """The int that a value of any integer type stands for, numpy's included; None for others and for booleans."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return index(value)
+    except TypeError:  # arrays and numpy's booleans have the method and refuse
+        return None
+
+
+def _rebuild(values: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**values)
 
 
 def _refuse(name: str, value: object, allowed: str) -> NoReturn:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = f"{shown[:80]}..."
-    raise RequestError(f"{name} is {shown}; {allowed}", param=name)
+    raise RequestError(f"{name} is {shown(value)}; {allowed}", param=name.partition("[")[0])
 
 
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+def _number(name: str, value: object, low: float, high: float) -> float:
+    """A real number of Python or numpy in a range, which NaN and infinity are never in."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= cast(float, value) <= high:
         _refuse(name, value, f"allowed: a number from {low:g} to {high:g}")
+    return float(value)
 
 
-def _check_count(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+def _count(name: str, value: object, low: int, high: int) -> int:
+    number = whole_number(value)
+    if number is None or not low <= number <= high:
         _refuse(name, value, f"allowed: a whole number from {low} to {high}")
-
-
-def _check_optional(name: str, value: object, low: int, high: int) -> None:
-    if value is not None:
-        _check_count(name, value, low, high)
+    return number
 
 
 def _check_flag(name: str, value: object) -> None:
@@ -164,10 +199,10 @@ def _biases(given: object) -> dict[int, float]:
     if not isinstance(given, Mapping):
         _refuse("logit_bias", given, "allowed: a mapping of token ids to numbers")
     _check_length("logit_bias", given, MAX_BIASES)
-    for token, bias in given.items():
-        _check_count("logit_bias", token, 0, MAX_COUNT)
-        _check_number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
-    return {token: float(bias) for token, bias in given.items()}
+    return {
+        _count("logit_bias", token, 0, MAX_COUNT): _number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
+        for token, bias in given.items()
+    }
 
 
 def _stops(given: object) -> tuple[str, ...]:
@@ -182,9 +217,7 @@ def _stops(given: object) -> tuple[str, ...]:
 def _stop_tokens(given: object) -> tuple[int, ...]:
     items = _items("stop_token_ids", given, "a list of token ids")
     _check_length("stop_token_ids", items, MAX_STOP_TOKENS)
-    for item in items:
-        _check_count("stop_token_ids", item, 0, MAX_COUNT)
-    return tuple(dict.fromkeys(items))
+    return tuple(dict.fromkeys(_count("stop_token_ids", item, 0, MAX_COUNT) for item in items))
 
 
 def _items(name: str, given: object, allowed: str) -> tuple[Any, ...]:

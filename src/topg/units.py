@@ -1,4 +1,4 @@
-"""Sizes, shares and durations as people write them: `4MB`, `80%`, `50ms`.
+"""Sizes and shares as people write them: `4MB`, `80%`.
 
 A number never stands without its unit.  Decimal units count in thousands and binary ones in 1024s, as the standards
 have it (IEC 80000-13): 1 MB is 1,000,000 bytes, 1 MiB is 1,048,576.
@@ -15,7 +15,6 @@ SIZE_UNITS = {
     "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
-DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 # At most twelve digits before the point: no quantity ToPG knows needs more, and the conversion stays cheap.
 _QUANTITY = re.compile(r"(?P<number>[0-9]{1,12}(?:\.[0-9]{1,9})?) ?(?P<unit>[A-Za-z%]+)")
@@ -37,12 +36,6 @@ def parse_share(text: str) -> float:
     if share > 1:
         raise ConfigError(f"{text!r} is more than all of it; a share goes from 0% to 100%")
     return share
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a duration such as `50ms` or `2s`."""
-    whole, decimals, unit = _split(text, tuple(DURATION_UNITS), what="a duration", example="50ms or 2s")
-    return float(f"{whole}.{decimals or 0}") * DURATION_UNITS[unit]
 
 
 def format_size(size: int) -> str:

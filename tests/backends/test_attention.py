@@ -118,3 +118,14 @@ def test_bfloat16_pages_round_what_is_written() -> None:
     assert torch.equal(keys, expected)
     assert torch.equal(values, -expected)
     assert cache.read(0, [1, 0], 0, 64)[0].abs().sum() == 0
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (5, 40), (31, 33), (64, 96), (40, 96)])
+def test_only_the_slots_asked_for_are_read(first: int, last: int) -> None:
+    """What else stands in the pages costs no time: the copy is no larger than the tokens."""
+    op = _op()
+    key, value = np.random.default_rng(0).standard_normal((2, 96, op.kv_heads, op.head_dim)).astype(np.float32)
+    cache = _filled_cache(op, key, value, [7, 2, 9])
+    for read, expected in zip(cache.read(0, [7, 2, 9], first, last), (key, value), strict=True):
+        assert np.array_equal(read.numpy(), expected[first:last].transpose(1, 0, 2))
+        assert read.untyped_storage().nbytes() == 2 * read.nbytes

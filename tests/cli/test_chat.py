@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from topg import LLM, SamplingParams
 from topg.cli import chat
 from topg.cli.chat import Conversation
 from topg.cli.main import main
+from topg.config import Config, ExecutionConfig
 from topg.errors import PromptTooLongError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -66,6 +68,42 @@ def test_a_stopped_answer_stays_in_the_conversation(llm: LLM) -> None:
     assert len(said) == 3
     assert conversation.messages[-1] == {"role": "assistant", "content": "".join(said)}
     assert llm.status().pages_used == 0
+
+
+def test_ctrl_c_ends_a_long_prompt_at_the_next_step(model: Path) -> None:
+    settings = Config(execution=ExecutionConfig(prefill_chunk=2, max_batch_size=1, max_context=400))
+    with LLM(model, config=settings) as small_steps:
+        conversation = Conversation(small_steps, PARAMS, system="Be kind.")
+        stop = _SetAfter(3)
+        assert list(conversation.answer("long " * 50, stop)) == []
+        assert stop.looks == 4
+        assert conversation.messages == [{"role": "system", "content": "Be kind."}]
+        assert small_steps.status().pages_used == 0
+
+
+class _SetAfter(threading.Event):
+    """Set by its `count`-th look, as by an interrupt during a step."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.looks = 0
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        return self.looks > self.count
+
+
+def test_an_interrupt_before_the_answer_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def interrupted() -> Iterator[threading.Event]:
+        yield _SetAfter(0)
+
+    monkeypatch.setattr(chat, "_interrupt_sets", interrupted)
+    assert piped(model, "hello\n", monkeypatch) == 0
+    assert "not part of the conversation" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_dropped(llm: LLM) -> None:
@@ -122,14 +160,14 @@ def test_input_that_is_no_text_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8"))
-    assert main(["chat", str(model), "--max-context", "100"]) == 1
+    assert main(["chat", str(model), "--max-context", "100"]) == 2
     assert "not utf-8 text" in capsys.readouterr().err
 
 
 def test_a_full_context_is_told(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert piped(model, "long " * 200 + "\n/reset\nhi\n", monkeypatch) == 0
+    assert piped(model, "long " * 200 + "\n/reset\nhi\n", monkeypatch) == 1, "a script must notice"
     captured = capsys.readouterr()
     assert "not answered" in captured.err and "/reset begins anew" in captured.err
     assert captured.out.startswith("(the conversation begins anew)\n") and captured.out.count("\n") >= 2
@@ -138,7 +176,7 @@ def test_a_full_context_is_told(
 def test_a_model_without_a_template_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert piped(tiny_converted(tmp_path, chat=False), "hello\n", monkeypatch) == 1
+    assert piped(tiny_converted(tmp_path, chat=False), "hello\n", monkeypatch) == 2
     assert "topg generate" in capsys.readouterr().err
 
 

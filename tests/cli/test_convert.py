@@ -39,7 +39,7 @@ def test_an_output_that_exists_needs_the_flag(
 ) -> None:  # fmt: skip
     command = ["convert", str(source), str(tmp_path / "model"), "--quant"]
     assert main([*command, "int8"]) == 0
-    assert main([*command, "int4"]) == 1
+    assert main([*command, "int4"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main([*command, "int4", "--overwrite"]) == 0
     assert ConvertedModel.open(tmp_path / "model").manifest.recipe == "int4"

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from support.checkpoints import llama_config, llama_tensors, write_huggingface
 from support.models import tiny_converted
 from topg import LLM, SamplingParams
 from topg.cli.main import main
+from topg.converter.convert import ModelConverter
 
 FIXED = ["--temperature", "0", "--max-tokens", "6", "--seed", "1", "--ignore-eos"]
 PARAMS = SamplingParams(temperature=0, max_tokens=6, seed=1, ignore_eos=True)
@@ -88,7 +91,7 @@ def test_flags_reach_the_sampler(model: Path, capsys: pytest.CaptureFixture[str]
 def test_wrong_requests_say_what_is_wrong(
     arguments: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(model, *arguments) == 1
+    assert run(model, *arguments) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.out == ""
 
@@ -107,21 +110,74 @@ def test_standard_input_that_is_no_text_is_refused(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"a\xff")
-    assert run(model) == 1
+    assert run(model) == 2
     assert "byte 1 is 0xff" in capsys.readouterr().err
 
 
 def test_settings_are_checked_before_the_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(tmp_path / "nothing"), "--prompt", "a", "--min-p", "2"]) == 1
+    assert main(["generate", str(tmp_path / "nothing"), "--prompt", "a", "--min-p", "2"]) == 2
     assert "min_p is 2" in capsys.readouterr().err
 
 
-def test_a_failed_generation_has_status_one(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    impossible = ["--prompt", "a", "--logit-bias", "9=100", "--stop-token-id", "9", "--min-tokens", "1"]
-    assert run(model, *impossible) == 1
-    assert "min_tokens" in capsys.readouterr().err
-    assert run(model, *impossible, "--json") == 1
+@pytest.mark.parametrize("place", ["flag", "variable", "file"])
+def test_a_context_beyond_the_model_is_refused_wherever_it_was_set(
+    place: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["generate", str(model), "--prompt", "a", *FIXED]
+    file = tmp_path / "topg.yaml"
+    file.write_text("execution:\n  max_context: 513\n")
+    if place == "variable":
+        monkeypatch.setenv("TOPG_EXECUTION_MAX_CONTEXT", "513")
+    given = {"flag": ["--max-context", "513"], "variable": [], "file": ["--config", str(file)]}[place]
+    assert main([*command, *given]) == 2
+    assert "takes at most 512" in capsys.readouterr().err
+
+
+def test_a_file_that_is_named_beats_the_one_of_the_environment(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOPG_CONFIG", str(tmp_path / "missing.yaml"))
+    good = tmp_path / "good.yaml"
+    good.write_text("execution:\n  max_context: 64\n")
+    assert main(["generate", str(model), "--prompt", "The quick", "--config", str(good), *FIXED]) == 0
+    assert "missing" not in capsys.readouterr().err
+
+
+def test_a_failed_generation_has_status_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = llama_tensors(llama_config())
+    # The product of such values with the head is not finite.
+    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], 3e38)
+    source = write_huggingface(tmp_path / "broken", tensors=tensors)
+    broken = ModelConverter(source, tmp_path / "out", "float32").convert()
+    capsys.readouterr()
+    assert run(broken, "--prompt", "a") == 1
+    assert "topg: error" in capsys.readouterr().err
+    assert run(broken, "--prompt", "a", "--json") == 1
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "error"
+
+
+def test_impossible_constraints_are_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--prompt", "a", "--logit-bias", "9=100", "--stop-token-id", "9", "--min-tokens", "1") == 2
+    assert "min_tokens" in capsys.readouterr().err
+
+
+def test_text_that_was_cut_off_says_so(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(model, "--prompt", "The quick") == 0
+    assert "cut off at max_tokens" in capsys.readouterr().err
+    assert run(model, "--prompt", "The quick", "--logit-bias", "2=100", "--stop-token-id", "2") == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_output_that_cannot_be_encoded_is_escaped(as_json: bool, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    sharp = LLM(model, max_context=64).tokenizer.encode("ß", add_bos=False)
+    assert run(model, "--prompt", "a", "--logit-bias", f"{sharp[0]}=100", *(["--json"] if as_json else [])) == 0
+    sys.stdout.flush()
+    assert ("\\ufffd" if len(sharp) > 1 else "\\xdf") in raw.getvalue().decode("ascii")
+    if as_json:
+        assert set(json.loads(raw.getvalue())["text"]) <= {"\ufffd", "ß"}
 
 
 @pytest.mark.slow

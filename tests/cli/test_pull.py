@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from support.checkpoints import write_huggingface
 from support.web import Site, serving
 from support.wheels import publish
 
@@ -52,6 +55,22 @@ def test_without_a_network_the_hub_is_a_clear_error(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("topg: error: org/name cannot be fetched: the hub is out of reach, or")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", ["{}", "not json"])
+def test_a_folder_whose_tokenizer_is_damaged_is_refused(tmp_path: Path, damage: str) -> None:
+    folder = write_huggingface(tmp_path / "mine")
+    (folder / "tokenizer.json").write_text(damage)
+    result = pull(tmp_path / "home", str(folder))
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("topg: error: ")
+    assert "tokenizer.json" in result.stderr
+    assert not list((tmp_path / "home" / "models").iterdir())
+
+
+def test_a_folder_that_is_whole_is_taken(tmp_path: Path) -> None:
+    result = pull(tmp_path / "home", str(write_huggingface(tmp_path / "mine")))
+    assert (result.returncode, result.stdout) == (0, f"{tmp_path}/home/models/mine\n")
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

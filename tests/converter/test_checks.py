@@ -77,7 +77,7 @@ def test_fused_tensors_that_are_used_up_pass() -> None:
 @pytest.mark.parametrize(
     ("uses", "shapes", "message"),
     [
-        ([_use("q", (2, 8))], {}, r"lacks 1 tensor\(s\) its config asks for: stored"),
+        ([_use("q", (2, 8))], {}, r"lacks 1 tensor\(s\) its config asks for: 'stored'"),
         ([_use("q", (2, 8))], {"stored": (8, 2)}, r"tensor stored has shape \[8, 2\]; expected \[2, 8\]"),
         ([_use("q", (2, 8))], {"stored": (16,)}, r"tensor stored has shape \[16\]; expected \[2, 8\]"),
         ([_use("q", (2, 8), [0, 1], 4)], {"stored": (4, 8)}, "row 2 of tensor stored would be used 0 times"),
@@ -94,13 +94,13 @@ def test_tensors_that_do_not_fit_are_named(
 
 def test_long_lists_of_names_are_cut() -> None:
     uses = [_use(f"t{i}", (2,), source_name=f"t{i}") for i in range(9)]
-    with pytest.raises(CheckpointError, match=r"lacks 9 tensor\(s\).*: t0, t1, t2, t3, t4 and 4 more"):
+    with pytest.raises(CheckpointError, match=r"lacks 9 tensor\(s\).*: 't0', 't1', 't2', 't3', 't4' and 4 more"):
         check_tensors(uses, Stored({}))
 
 
 def test_unused_tensors_are_named() -> None:
     check_none_unused({"a"}, {"b"}, {"a", "b"})
-    with pytest.raises(CheckpointError, match=r"holds 1 tensor\(s\) that its architecture does not use: c"):
+    with pytest.raises(CheckpointError, match=r"holds 1 tensor\(s\) that its architecture does not use: 'c'"):
         check_none_unused({"a"}, {"b"}, {"a", "b", "c"})
 
 
@@ -135,7 +135,7 @@ def test_tensors_must_be_those_of_the_plan() -> None:
               "head.weight": (20, 4)}  # fmt: skip
     check_tensors_fit_plan(plan, shapes)
     for name, shape in shapes.items():
-        with pytest.raises(CheckpointError, match=f"do not exist: {name}"):
+        with pytest.raises(CheckpointError, match=f"do not exist: '{name}'"):
             check_tensors_fit_plan(plan, {other: shapes[other] for other in shapes if other != name})
         with pytest.raises(CheckpointError, match=rf"{name} .* has shape \[99\]; expected \[{shape[0]}"):
             check_tensors_fit_plan(plan, shapes | {name: (99,)})

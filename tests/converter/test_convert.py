@@ -177,10 +177,9 @@ def test_keep_takes_16_bit_floats_over(tmp_path: Path, tensors: Tensors, kind: s
 
 
 def test_blocks_and_files_leave_no_trace(huggingface: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small blocks, many files and another number of threads give the same weights as one block a tensor."""
+    """Small blocks and many files give the same weights as one block a tensor."""
     whole = convert(huggingface, tmp_path / "whole", "int4")
     monkeypatch.setattr(weights_module, "BLOCK_BYTES", 5 * HIDDEN * 4)
-    monkeypatch.setattr(weights_module, "THREADS", 3)
     monkeypatch.setattr(write_weights, "__defaults__", (30_000,))
     pieces = convert(huggingface, tmp_path / "pieces", "int4")
     assert len(pieces.manifest.weight_files) > 3
@@ -340,7 +339,7 @@ def _misshapen(tensors: Tensors) -> Tensors:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_extra, r"does not use: model\.layers\.0\.self_attn\.q_norm\.weight"),
+        (_extra, r"does not use: 'model\.layers\.0\.self_attn\.q_norm\.weight"),
         (_lacking, r"lacks 1 tensor\(s\).*model\.layers\.1\.mlp\.up_proj\.weight"),
         (_misshapen, r"model\.layers\.1\.mlp\.up_proj\.weight has shape \[64, 128\]; expected \[128, 64\]"),
     ],
@@ -356,7 +355,7 @@ def test_tensors_must_be_those_of_the_config(
     ("file", "change", "message"),
     [
         ("config.json", {"num_hidden_layers": 3}, r"lacks \d+ tensor"),
-        ("config.json", {"num_hidden_layers": 1}, r"does not use: model\.layers\.1"),
+        ("config.json", {"num_hidden_layers": 1}, r"does not use: 'model\.layers\.1"),
         ("config.json", {"num_hidden_layers": 10**6}, r"num_hidden_layers|layers"),
         ("config.json", {"vocab_size": 300}, r"model\.embed_tokens\.weight has shape \[320, 64\]; expected \[300"),
         ("config.json", {"eos_token_id": 320}, r"eos.* is 320"),
@@ -388,7 +387,7 @@ def test_added_tokens_without_a_row_leave_the_tokenizer(tmp_path: Path, tensors:
     tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": VOCAB, "content": "<image>"})
     (source / "tokenizer.json").write_text(json.dumps(tokenizer))
     conversion = run(source, tmp_path / "model")
-    assert any("left out of the tokenizer: <image>" in text for text in conversion.warnings)
+    assert any("left out of the tokenizer: '<image>'" in text for text in conversion.warnings)
     kept = json.loads((tmp_path / "model" / "tokenizer.json").read_text())["added_tokens"]
     assert [token["content"] for token in kept] == list(SPECIAL_TOKENS)
 
@@ -485,7 +484,7 @@ def test_a_converted_model_is_overwritten_when_asked(huggingface: Path, tmp_path
 def test_a_link_to_a_model_is_not_overwritten(huggingface: Path, tmp_path: Path) -> None:
     convert(huggingface, tmp_path / "model", "int8")
     (tmp_path / "link").symlink_to(tmp_path / "model")
-    with pytest.raises(ConfigError, match="link is not a converted model and is not overwritten"):
+    with pytest.raises(ConfigError, match="link is a symbolic link and is not overwritten"):
         convert(huggingface, tmp_path / "link", "int4", overwrite=True)
     assert ConvertedModel.open(tmp_path / "link").manifest.recipe == "int8"
 
@@ -498,10 +497,68 @@ def test_text_of_any_kind_survives(tmp_path: Path, tensors: Tensors) -> None:
     assert convert(source, tmp_path / "model").manifest.chat_template == "é\ud800"
 
 
-def test_a_template_of_a_megabyte_and_more_is_refused(tmp_path: Path, tensors: Tensors) -> None:
-    metadata = {"tokenizer.chat_template": "x" * (2 << 20)}
-    path = write_gguf(tmp_path / "tiny.gguf", tensors=tensors, metadata=metadata)
-    _refused(path, tmp_path / "out" / "model", CheckpointError, "chat template has 2097152 characters")
+@pytest.mark.parametrize(
+    ("template", "said", "kept"),
+    [("x" * (2 << 20), "its chat template has 2,097,152 characters", False), ("{% if %}", "line 1", True)],
+)
+@pytest.mark.parametrize("kind", ["gguf", "huggingface"])
+def test_a_template_that_will_not_work_is_said(
+    tmp_path: Path, tensors: Tensors, kind: str, template: str, said: str, kept: bool
+) -> None:
+    if kind == "gguf":
+        source = write_gguf(tmp_path / "tiny.gguf", tensors=tensors, metadata={"tokenizer.chat_template": template})
+    else:
+        source = write_folder(tmp_path / "source", tensors)
+        settings = json.loads((source / "tokenizer_config.json").read_text())
+        (source / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    conversion = run(source, tmp_path / "out" / "model")
+    (warning,) = [text for text in conversion.warnings if text.startswith("chats will not work with this model: ")]
+    assert said in warning and len(warning) < 500
+    assert ConvertedModel.open(conversion.path).manifest.chat_template == (template if kept else None)
+
+
+def test_a_tokenizer_that_the_library_refuses_is_refused_before_the_weights(tmp_path: Path, tensors: Tensors) -> None:
+    source = write_folder(tmp_path / "source", tensors)
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["decoder"] = {"type": "Twist"}
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    _refused(source, tmp_path / "out" / "model", TopgError, "tokenizer.json")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pad_token_id", 320), ("pad_token_id", 1.5), ("pad_token_id", "0"), ("bos_token_id", True),
+     ("bos_token_id", -2), ("eos_token_id", [2, 999]), ("eos_token_id", -1), ("pad_token_id", [0])],
+)  # fmt: skip
+def test_token_ids_are_whole_and_within_the_vocabulary(
+    tmp_path: Path, tensors: Tensors, file: str, key: str, value: Any
+) -> None:
+    source = write_folder(tmp_path / "source", tensors)
+    settings = json.loads((source / file).read_text())
+    (source / file).write_text(json.dumps(settings | {key: value}))
+    _refused(source, tmp_path / "out" / "model", CheckpointError, rf"{file}: {key} is .*; expected a token id from 0")
+
+
+def test_a_padding_id_of_minus_one_is_none(tmp_path: Path, tensors: Tensors) -> None:
+    source = write_folder(tmp_path / "source", tensors, pad_token_id=-1, bos_token_id=-1)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens = convert(source, tmp_path / "model").manifest.tokens
+    assert tokens.pad is None and tokens.bos is None
+
+
+def test_a_converted_model_is_no_source(huggingface: Path, tmp_path: Path) -> None:
+    convert(huggingface, tmp_path / "model", "int8")
+    _refused(tmp_path / "model", tmp_path / "out" / "again", CheckpointError, "is a converted model already")
+
+
+def test_names_out_of_a_file_are_bounded_in_messages(tmp_path: Path, tensors: Tensors) -> None:
+    source = write_folder(tmp_path / "source", tensors | {"\x1b[2J" + "x" * 60_000: tensors["model.norm.weight"]})
+    with pytest.raises(CheckpointError, match="does not use") as caught:
+        convert(source, tmp_path / "model")
+    assert len(str(caught.value)) < 500 and "\x1b" not in str(caught.value)
 
 
 def test_a_failed_overwrite_keeps_the_old_model(huggingface: Path, tmp_path: Path) -> None:
@@ -540,7 +597,7 @@ def test_a_small_disk_is_noticed_before_work(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
-    _refused(huggingface, tmp_path / "out" / "model", CapacityError, "its disk has 0.00 GB free")
+    _refused(huggingface, tmp_path / "out" / "model", CapacityError, "its disk has 100 kB free")
 
 
 # ---- interruptions --------------------------------------------------------------------------------------------------
@@ -575,7 +632,7 @@ def test_a_killed_run_leaves_no_model_and_the_next_one_cleans_up(huggingface: Pa
     assert process.stdout is not None and process.stdout.readline()
     process.kill()
     process.communicate()
-    assert [entry.name for entry in tmp_path.iterdir()] == [f".model.partial-{process.pid}"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".model.lock", ".model.partial"]
     convert(huggingface, tmp_path / "model")
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 

@@ -155,8 +155,8 @@ def _change_tokenizer(manifest: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_drop_tensor, r"the plan uses tensors that do not exist: norm\.weight"),
-        (_add_tensor, r"the plan does not use these tensors: stranger"),
+        (_drop_tensor, r"the plan uses tensors that do not exist: 'norm\.weight'"),
+        (_add_tensor, r"the plan does not use these tensors: 'stranger'"),
         (_grow_tensor, r"head\.weight .* has shape \[1000000000, 64\]; expected \[320, 64\]"),
         (_change_tokenizer, r"tokenizer\.json is damaged or was changed"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_tensor_the_index_lacks_is_named(sharded: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ("a.safetensors", r"\Sa\.safetensors holds tensor 'lm_head\.weight', which \S+ says is in model-00003"),
+        ("a.safetensors", r"\Sa\.safetensors holds tensor 'lm_head\.weight', which \S+ says is in 'model-00003"),
         ("z.safetensors", r"'lm_head\.weight' is stored twice: in \S+model-00003\S+ and in \S+z\.safetensors"),
     ],
 )
@@ -123,6 +124,28 @@ def test_a_single_file_beside_an_index_counts_with_a_warning(sharded: Path) -> N
     assert "index and its shards are not used" in HuggingFaceCheckpoint(sharded).warnings[0]
 
 
+@pytest.mark.parametrize("name", ["adapter.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
+@pytest.mark.parametrize("kind", ["folder", "sharded"])
+def test_weights_that_are_not_used_are_mentioned(
+    kind: str, name: str, request: pytest.FixtureRequest
+) -> None:  # fmt: skip
+    path: Path = request.getfixturevalue(kind)
+    (path / name).write_bytes(b"other weights")
+    (warning,) = HuggingFaceCheckpoint(path).warnings
+    assert warning.endswith(f"also holds weights that are not used: {name!r}")
+
+
+def test_weights_must_be_a_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a folder or a device"):
+        HuggingFaceCheckpoint(folder)
+    (folder / "model.safetensors").rmdir()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a folder or a device"):
+        HuggingFaceCheckpoint(folder)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
@@ -132,7 +155,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 
 def test_shards_without_an_index_are_named(sharded: Path) -> None:
     (sharded / INDEX).unlink()
-    with pytest.raises(ModelNotFoundError, match=r"nor model\.safetensors\.index\.json; it has model-00001-of-00003"):
+    with pytest.raises(ModelNotFoundError, match=r"nor model\.safetensors\.index\.json; it has 'model-00001-of-00003"):
         HuggingFaceCheckpoint(sharded)
 
 
@@ -219,9 +242,9 @@ def test_of_several_templates_the_default_counts(folder: Path) -> None:
     _edit(folder / "tokenizer_config.json", chat_template=templates)
     checkpoint = HuggingFaceCheckpoint(folder)
     assert checkpoint.chat_template == "plain"
-    assert "not used: tool_use" in checkpoint.warnings[0]
+    assert "not used: 'tool_use'" in checkpoint.warnings[0]
     _edit(folder / "tokenizer_config.json", chat_template=templates[1:])
-    with pytest.raises(CheckpointError, match="no template named default, only tool_use"):
+    with pytest.raises(CheckpointError, match="no template named default, only 'tool_use'"):
         HuggingFaceCheckpoint(folder)
 
 
@@ -245,7 +268,7 @@ def test_optional_files_may_be_absent(folder: Path) -> None:
 
 
 def test_sizes_are_bounded(folder: Path) -> None:
-    for name, size in (("config.json", 65 << 20), ("tokenizer.json", 257 << 20), ("chat_template.jinja", 2 << 20)):
+    for name, size in (("config.json", 5 << 20), ("tokenizer.json", 65 << 20), ("chat_template.jinja", 2 << 20)):
         kept = (folder / name).read_bytes() if (folder / name).exists() else b""
         with (folder / name).open("wb") as file:
             file.truncate(size)

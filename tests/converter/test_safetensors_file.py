@@ -14,8 +14,9 @@ import safetensors.numpy
 
 from support.checkpoints import safetensors_bytes, write_safetensors
 from support.limited_open import ROOT, open_all
-from topg.converter.safetensors_file import SafetensorsFile
+from topg.converter.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile
 from topg.converter.safetensors_writer import SafetensorsWriter
+from topg.converter.strict_json import MAX_VALUES
 from topg.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from topg.precision.formats import Part
 
@@ -34,10 +35,10 @@ DAMAGED = {
     "seven_bytes": (bytes(7), "cut short"),
     "huge_header": ((2**63).to_bytes(8, "little") + b"{}", "claims a header"),
     "header_past_end": ((1000).to_bytes(8, "little") + b"{}", "the whole file 10"),
-    "not_json": (safetensors_bytes(b"{x"), "damaged safetensors header"),
-    "not_utf8": (safetensors_bytes(b'{"\xff": 1}'), "damaged safetensors header"),
-    "not_an_object": (safetensors_bytes([1]), "not a JSON object"),
-    "deeply_nested": (safetensors_bytes(b"[" * 200_000), "damaged safetensors header"),
+    "not_json": (safetensors_bytes(b"{x"), "safetensors header"),
+    "not_utf8": (safetensors_bytes(b'{"\xff": 1}'), "safetensors header"),
+    "not_an_object": (safetensors_bytes([1]), "must hold a JSON object"),
+    "deeply_nested": (safetensors_bytes(b"[" * 200_000), "safetensors header"),
     "not_a_number": (safetensors_bytes(b'{"x": NaN}'), "NaN is not a JSON number"),
     "repeated_name": (safetensors_bytes(b'{"x": %s, "x": %s}' % ((json.dumps(X).encode(),) * 2), DATA), "twice"),
     "entry_not_an_object": (safetensors_bytes({"x": 1}), "and nothing else"),
@@ -89,6 +90,27 @@ def test_damaged_and_mutated_files_take_no_memory(tmp_path: Path) -> None:
         file.write_bytes(content)
     kinds = {outcome.split(":")[0] for outcome in open_all(files, megabytes=32).values()}
     assert kinds == {"opened", "CheckpointError"}
+
+
+@needs_limits
+def test_headers_at_the_limit_stay_small_in_memory(tmp_path: Path) -> None:
+    bombs = {
+        "lists": b'{"a": [' + b"[]," * (MAX_HEADER_BYTES // 3),
+        "few_lists": b'{"a": [' + b"[]," * (MAX_VALUES // 2 - 9) + b"[]]}",
+        "texts": b'{"a": [' + b'"12",' * (MAX_HEADER_BYTES // 5),
+        "keys": b"{" + b",".join(b'"%d":0' % number for number in range(MAX_VALUES // 2 - 9)) + b"}",
+    }
+    files = [tmp_path / f"{name}.safetensors" for name in bombs]
+    for file, header in zip(files, bombs.values(), strict=True):
+        file.write_bytes(safetensors_bytes(header.ljust(MAX_HEADER_BYTES)[:MAX_HEADER_BYTES]))
+    outcomes = open_all(files, megabytes=200)
+    assert {outcome.split(":")[0] for outcome in outcomes.values()} == {"CheckpointError"}, outcomes
+
+
+def test_a_file_of_many_tensors_is_opened(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{number}.mlp.down_proj.weight": np.ones(2, np.float32) for number in range(20_000)}
+    file = SafetensorsFile(write_safetensors(tmp_path / "many.safetensors", tensors))
+    assert len(file.tensor_names) == 20_000
 
 
 def test_files_of_the_official_library_are_read(tmp_path: Path) -> None:
@@ -158,7 +180,7 @@ READ_LARGE = """
 import sys
 from pathlib import Path
 from support.limited_open import limit_memory
-from topg.converter.safetensors_file import SafetensorsFile
+from topg.converter.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile
 limit_memory(48)
 file = SafetensorsFile(Path(sys.argv[1]))
 print(sum(len(file.read_rows("x", row, row + 1024)) for row in range(0, 65536, 1024)))

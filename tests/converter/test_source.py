@@ -27,14 +27,14 @@ def test_a_folder_with_one_gguf_is_that_gguf(tmp_path: Path) -> None:
 def test_of_several_ggufs_one_must_be_named(tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf")
     shutil.copy(tmp_path / "a.gguf", tmp_path / "b.gguf")
-    with pytest.raises(CheckpointError, match=r"2 GGUF files, name one of them: a\.gguf, b\.gguf"):
+    with pytest.raises(CheckpointError, match=r"2 GGUF files, name one of them: 'a\.gguf', 'b\.gguf'"):
         open_source(tmp_path)
 
 
 def test_pickles_are_refused_unopened(tmp_path: Path) -> None:
     write_huggingface(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin: pickle files.*safetensors first"):
+    with pytest.raises(UnsupportedModelError, match=r"'pytorch_model\.bin': pickle files.*safetensors first"):
         open_source(tmp_path)
 
 
@@ -47,7 +47,7 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_what_was_found_instead_is_said(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("")
-    with pytest.raises(ModelNotFoundError, match=r"it holds readme\.md"):
+    with pytest.raises(ModelNotFoundError, match=r"it holds 'readme\.md'"):
         open_source(tmp_path)
     with pytest.raises(ModelNotFoundError, match=r"not a \.gguf file"):
         open_source(tmp_path / "readme.md")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from topg.converter.strict_json import parse, read_object
+from topg.converter.huggingface import MAX_INDEX_BYTES
+from topg.converter.strict_json import MAX_VALUES, parse, read_object
 from topg.errors import CheckpointError
 
 
@@ -79,7 +81,19 @@ def test_long_values_are_shortened_in_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", '{"a": NaN}', '{"a": Infinity}', '{"a": 1', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\xff"]
+    "text",
+    [
+        "",
+        "[1]",
+        '{"a": 1, "a": 1}',
+        '{"a": {"b": 1, "c": 2, "b": 3}}',
+        '{"a": NaN}',
+        '{"a": Infinity}',
+        '{"a": 1',
+        "[" * 100_000,
+        '{"a": ' + "9" * 5000 + "}",
+        "\xff",
+    ],
 )
 def test_refuses_what_is_no_json_object(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
@@ -93,3 +107,19 @@ def test_size_is_bounded(tmp_path: Path) -> None:
     path.write_text('{"a": "' + "x" * 100 + '"}')
     with pytest.raises(CheckpointError, match="at most 50 are read"):
         read_object(path, 50)
+
+
+@pytest.mark.parametrize("item", ["[]", "{}", "1", '"a"'])
+def test_more_values_than_a_model_needs_are_refused_unread(tmp_path: Path, item: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": [' + f"{item}," * MAX_VALUES + "1]}")
+    with pytest.raises(CheckpointError, match="holds more than 1,048,576 values"):
+        read_object(path, 16 << 20)
+
+
+def test_the_index_of_a_hundred_thousand_tensors_is_read(tmp_path: Path) -> None:
+    name = "model.layers.{0}.mlp.experts.{0}.down_proj.weight"
+    weight_map = {name.format(number): "model-00001-of-00163.safetensors" for number in range(100_000)}
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": weight_map}))
+    assert read_object(path, MAX_INDEX_BYTES)["weight_map"] == weight_map

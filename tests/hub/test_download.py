@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import http.client
 import random
 import signal
 import subprocess
@@ -10,13 +12,13 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from support.web import Site, serving
-from topg.errors import DownloadError
+from topg.errors import CapacityError, DownloadError
 from topg.hub.catalogue import Pin
 from topg.hub.download import NotThereError, Web, download, is_pinned
 
@@ -70,6 +72,39 @@ def test_too_many_cuts_keep_the_part_for_the_next_try(site: Site, tmp_path: Path
     fetch(site, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert site.asked[-1][1] == "bytes=300000-"
+
+
+class UnpluggedWeb(Web):
+    """A network that goes away within the first response, as a pulled cable or a closed lid makes it."""
+
+    def open(self, url: str, headers: Mapping[str, str], authorization: str | None = None) -> http.client.HTTPResponse:
+        if "Range" in headers:
+            raise DownloadError("still no network")
+        response, blocks = super().open(url, headers, authorization), iter([b"x" * 1000])
+
+        def read(size: int) -> bytes:
+            for block in blocks:
+                return block
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+        response.read = read  # type: ignore[method-assign,assignment]
+        return response
+
+
+def test_a_network_that_goes_away_keeps_the_part(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="still no network"):
+        download(f"{site.url}/file", tmp_path / "file", PIN, web=UnpluggedWeb(pauses=(0,)), progress=ignore)
+    assert part_of(tmp_path / "file").read_bytes() == b"x" * 1000
+
+
+def test_a_progress_that_cannot_be_told_keeps_the_part(site: Site, tmp_path: Path) -> None:
+    def broken(done: int, total: int) -> None:
+        if done:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        download(f"{site.url}/file", tmp_path / "file", PIN, web=WEB, progress=broken)
+    assert part_of(tmp_path / "file").stat().st_size > 0
 
 
 def test_a_server_without_ranges_starts_over(site: Site, tmp_path: Path) -> None:
@@ -137,7 +172,7 @@ def test_a_complete_part_is_not_fetched_again(site: Site, tmp_path: Path) -> Non
 
 
 def test_a_file_larger_than_the_disk_is_refused_before_the_transfer(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match=r"1000 TB are needed in .* free; make room"):
+    with pytest.raises(CapacityError, match=r"needs 1000 TB, .* free; make room"):
         fetch(site, tmp_path / "file", Pin("0" * 64, 10**15))
     assert site.asked == []
 

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.reports import Notes
 from support.web import Site, serving
 from support.wheels import pin_of, publish, publish_model, source_of, wheel
-from topg.errors import CheckpointError, DownloadError, ModelError, ModelNotFoundError
+from topg.errors import CapacityError, CheckpointError, DownloadError, ModelError, ModelNotFoundError
 from topg.hub.catalogue import CATALOGUE, CatalogueModel, Pin
 from topg.hub.pull import add_local, pull_catalogue
 from topg.hub.store import Store
 from topg.paths import Home
 
 PARTS = [b"first" * 50_000, b"second" * 50_000]
-
-
-@dataclass
-class Notes:
-    """A report that a test can look at."""
-
-    notes: list[str] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        if done == total:
-            self.finished.append(what)
 
 
 @pytest.fixture
@@ -154,9 +142,46 @@ def test_a_wheel_that_cannot_be_used(site: Site, store: Store, content: bytes, s
 
 def test_a_disk_without_room_is_told_before_anything_is_asked(site: Site, store: Store) -> None:
     model = replace(publish_model(site, "huge", PARTS[:1]), pin=Pin("0" * 64, 10**15))
-    with pytest.raises(DownloadError, match="are needed in"):
+    with pytest.raises(CapacityError, match="needs 1000 TB"):
         pull(model, store, site)
     assert site.asked == []
+
+
+@pytest.mark.parametrize("suffix", ["", ".part"])
+def test_what_arrived_needs_no_room_again(
+    site: Site, store: Store, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    model = publish_model(site, "solo", PARTS[:1])
+    part = model.parts[0]
+    content = site.files[f"/files/{part.filename}"]
+    store.home.downloads.mkdir(parents=True)
+    (store.home.downloads / (part.filename + suffix)).write_bytes(content)
+    free = model.pin.size + 10
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9 - free, free))
+    assert pull(model, store, site).read_bytes() == PARTS[0]
+
+
+def test_a_model_is_on_the_disk_before_it_is_in_the_store(
+    site: Site, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[object] = []
+    sync, rename = os.fsync, Path.rename
+
+    def recorded_sync(descriptor: int) -> None:
+        events.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def recorded_rename(path: Path, target: Path) -> Path:
+        events.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_sync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    path = pull(publish_model(site, "solo", PARTS[:1]), store, site)
+
+    before, after = events[: events.index("renamed")], events[events.index("renamed") + 1 :]
+    assert {path.stat().st_ino, path.with_name("pulled.json").stat().st_ino, path.parent.stat().st_ino} <= set(before)
+    assert after == [store.home.models.stat().st_ino]
 
 
 def _pull_in_a_process(model: CatalogueModel, store: Store, site_url: str, said: multiprocessing.Queue[str]) -> None:
@@ -186,7 +211,10 @@ def test_two_pulls_at_once_fetch_once(site: Site, store: Store) -> None:
 def test_a_folder_on_disk_is_copied_without_code_and_pickles(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
-    for name in ("config.json", "model.safetensors", "chat_template.jinja", "modeling.py", "pytorch_model.bin"):
+    for name in (
+        "config.json", "model.safetensors", "chat_template.jinja", "modeling.py", "pytorch_model.bin",
+        "consolidated.safetensors",
+    ):  # fmt: skip
         (folder / name).write_text(name)
     seen: list[Path] = []
 
@@ -211,6 +239,11 @@ def test_what_is_no_checkpoint_is_not_kept(store: Store, tmp_path: Path) -> None
         add_local(tmp_path / "mine.gguf", "mine", store, Notes(), refuse)
     assert store.names() == ()
     assert downloads(store) == []
+
+
+def test_a_gguf_may_have_its_suffix_in_capitals(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "MINE.GGUF").write_bytes(b"weights")
+    assert add_local(tmp_path / "MINE.GGUF", "mine", store, Notes(), lambda path: None).name == "model.gguf"
 
 
 @pytest.mark.parametrize("name", ["model.bin", "empty"])

@@ -108,6 +108,19 @@ def test_pips_variables_beat_its_files(pip_file: Path, monkeypatch: pytest.Monke
     assert pip_settings()["index-url"] == "https://c.example"
 
 
+def test_nothing_is_imported_from_the_current_folder(
+    pip_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the folder of a downloaded model."""
+    pip_file.write_text("[global]\nindex-url = https://a.example\n")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "pip.py").write_text("open('was-run', 'w')")
+    monkeypatch.chdir(folder)
+    assert pip_settings()["index-url"] == "https://a.example"
+    assert [file.name for file in folder.iterdir()] == ["pip.py"]
+
+
 def test_without_settings_the_public_index_is_asked(pip_file: Path) -> None:
     assert [index.url for index in PackageSource.from_pip().indexes] == [DEFAULT_INDEX]
 

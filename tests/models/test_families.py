@@ -11,6 +11,7 @@ import pytest
 
 from topg.errors import CheckpointError, UnsupportedModelError
 from topg.models import architecture_for_gguf, architecture_for_huggingface, supported
+from topg.ops import Logits
 from topg.ops.rope import (
     DynamicScaling,
     FactorScaling,
@@ -110,7 +111,7 @@ def test_rope_kinds(section: dict[str, Any], scaling: Any) -> None:
         ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "supported rope types"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0, "twist": 3}}, "twist"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}}, "keep one"),
-        ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1; expected a positive number"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor is -1; expected a number from"),
         ({"hidden_act": "swoosh"}, "supported activations"),
         ({"sliding_window": 16}, "no sliding window"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; expected a whole number from 1 to 1,024"),
@@ -118,12 +119,31 @@ def test_rope_kinds(section: dict[str, Any], scaling: Any) -> None:
         ({"hidden_size": True}, "hidden_size is True"),
         ({"vocab_size": None}, "has no 'vocab_size'"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "64 cannot be shared by 3 attention heads"),
+        ({"num_attention_heads": 128}, "64 cannot be shared by 128 attention heads"),
+        ({"model_type": "gpt_neox", "hidden_size": 100, "num_attention_heads": 3}, "100 cannot be shared by 3"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; keep one"),
+        ({"rope_scaling": {"rope_type": 5}}, "rope_type is 5; expected a string"),
+        ({"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "theta is 1.0; expected more than 1"),
+        ({"rope_theta": 1e300}, "rope_theta is 1e.300; expected a number"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "yarn needs its factor, or original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e9}}, "linear factor is 1000000000.0; expected 0.001"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0; expected a number from 1e-30 to 1"),
+        ({"rms_norm_eps": 2}, "rms_norm_eps is 2; expected a number from 1e-30 to 1"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "all 2 layers are sliding_attention"),
+        ({"hidden_act": "x" * 60_000}, r"hidden_act is 'x{79}[.]{3}: supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 2}},
+         "low_freq_factor 2.0 must be below high_freq_factor 2.0"),
+        ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "more than 2 rotated values"),
+        ({"model_type": "gemma3_text", "sliding_window": None}, "sliding_window is None: the local layers"),
+        ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0},
+          "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "keep one of them"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; expected true or false"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "expected 2 entries"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "no sliding_window is in effect"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         read(**changes)
@@ -131,7 +151,33 @@ def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:
 
 def test_unknown_settings_are_reported_and_inert_ones_are_not() -> None:
     config = read(logit_twist=2.0, torch_dtype="bfloat16", transformers_version="5.0", embedding_multiplier=None)
-    assert config.notes == ("config.json: these settings are not known and have no effect: logit_twist",)
+    assert config.notes == ("config.json: these settings are not known and have no effect: 'logit_twist'",)
+
+
+@pytest.mark.parametrize("model_type", supported())
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("final_logit_softcapping", 30.0), ("attn_logit_softcapping", 50.0), ("num_local_experts", 8),
+        ("num_experts", 4), ("embedding_multiplier", 12), ("attention_multiplier", 0.015625),
+        ("residual_multiplier", 0.22), ("logits_scaling", 8), ("logit_scale", 0.0625), ("rope_interleaved", True),
+        ("layer_types", ["full_attention", "linear_attention"]), ("text_config", {"hidden_size": 64}),
+        ("vision_config", {"hidden_size": 64}), ("is_encoder_decoder", True),
+    ],
+)  # fmt: skip
+def test_settings_that_change_the_arithmetic_are_refused(model_type: str, key: str, value: Any) -> None:
+    if model_type == "gemma3_text" and key.endswith("_softcapping"):
+        pytest.skip("it has this setting")
+    with pytest.raises(UnsupportedModelError, match=rf"config.json: {key} is"):
+        read(model_type=model_type, **{key: value})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
+def test_settings_that_leave_the_arithmetic_as_it_is_pass(model_type: str) -> None:
+    neutral = {"final_logit_softcapping": None, "num_experts": 0, "embedding_multiplier": 1.0, "logits_scaling": 1,
+               "layer_types": ["full_attention"] * 2, "rope_interleaved": False, "vision_config": {}}  # fmt: skip
+    heads = {"num_key_value_heads": None}
+    assert read(model_type=model_type, **heads, **neutral).notes == ()
 
 
 def test_gemma_windows_follow_the_pattern() -> None:
@@ -172,6 +218,65 @@ def test_gguf_rope_factors_and_scaling() -> None:
     assert linear.ropes[0].scaling == LinearScaling(4.0)
     with pytest.raises(UnsupportedModelError, match="supported: none, linear, yarn"):
         read_gguf("llama", rope__scaling__type="longrope")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("llama", "attention.causal", False),
+        ("llama", "logit_scale", 0.5),
+        ("llama", "attn_logit_softcapping", 30.0),
+        ("llama", "final_logit_softcapping", 30.0),
+        ("llama", "expert_count", 8),
+        ("qwen2", "attention.clamp_kqv", 8.0),
+        ("qwen3", "rope.scaling.attn_factor", 2.0),
+        ("gptneox", "attention.causal", False),
+        ("gptneox", "attention.sliding_window", 64),
+        ("gemma3", "embedding_scale", 2.0),
+    ],
+)
+def test_gguf_settings_that_change_the_arithmetic_are_refused(architecture: str, key: str, value: Any) -> None:
+    extra = {"attention.layer_norm_epsilon": 1e-5} if architecture == "gptneox" else {}
+    window = {"attention.sliding_window": 16} if architecture == "gemma3" else {}
+    with pytest.raises(UnsupportedModelError, match=f"{key} is {value}: this architecture has no such setting"):
+        read_gguf(architecture, **extra, **window, **{key: value})
+
+
+def test_gguf_settings_that_are_off_or_tell_no_arithmetic_pass() -> None:
+    settings = {"attention.causal": True, "logit_scale": 1.0, "expert_count": 0, "general.file_type": 7,
+                "tokenizer.ggml.model": "gpt2", "rope.scaling.finetuned": True}  # fmt: skip
+    assert read_gguf("llama", **settings).notes == ()
+    notes = ("GGUF metadata: these settings are not known and have no effect: 'logit_twist'",)
+    assert read_gguf("llama", **settings, logit_twist=2).notes == notes
+    neox = {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": None,
+            "attention.layer_norm_rms_epsilon": None}  # fmt: skip
+    assert read_gguf("gptneox", **neox, **settings, logit_twist=2).notes == notes
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_gguf_factors_and_scaling_do_not_go_together(kind: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="the file also holds rope_freqs"):
+        read_gguf("llama", ("rope_freqs.weight",), rope__scaling__type=kind, rope__scaling__factor=4.0)
+
+
+def test_gguf_linear_scaling_in_older_spellings() -> None:
+    for spelling in ({"rope.scaling.factor": 4.0}, {"rope.scale_linear": 4.0}):
+        assert read_gguf("llama", **spelling).ropes[0].scaling == LinearScaling(4.0)
+    for off in ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope.scale_linear": 1.0}):
+        assert read_gguf("llama", **off).ropes[0].scaling is None
+
+
+def test_gguf_heads_must_share_the_hidden_size() -> None:
+    for architecture in ("llama", "gptneox"):
+        with pytest.raises(CheckpointError, match="64 cannot be shared by 3 attention heads"):
+            read_gguf(architecture, attention__head_count=3, attention__head_count_kv=3)
+
+
+def test_gemma_soft_caps_reach_the_plan() -> None:
+    config = read(model_type="gemma3_text", sliding_window=16, attn_logit_softcapping=50.0, final_logit_softcapping=30)
+    plan = architecture_for_huggingface("gemma3_text", []).plan(config)
+    assert [op.softcap for op in plan.attention] == [50.0, 50.0]
+    assert isinstance(plan.ops[-1], Logits) and plan.ops[-1].softcap == 30.0
 
 
 def test_gguf_layer_count_is_bounded() -> None:

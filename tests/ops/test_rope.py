@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from topg.errors import CheckpointError
 from topg.ops.rope import (
     DynamicScaling,
     FactorScaling,
@@ -72,3 +74,46 @@ def test_llama3_equals_its_factors() -> None:
 def test_angles_are_positions_times_frequencies() -> None:
     angles = Rope(8, 10000.0).angles(np.array([0, 3]))
     np.testing.assert_allclose(angles, [[0] * 4, [3.0, 0.3, 0.03, 0.003]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dim", "theta", "scaling", "message"),
+    [
+        (7, 1e4, None, "7 rotated values"),
+        (0, 1e4, None, "0 rotated values"),
+        (8, 0.0, None, "theta is 0.0"),
+        (8, float("inf"), None, "theta is inf"),
+        (8, 1.0, YarnScaling(4.0, 64), "theta is 1.0; expected more than 1"),
+        (8, 1e13, None, "theta is 1"),
+        (8, 1e4, YarnScaling(4.0, 64, beta_fast=1.0, beta_slow=2.0), "must not be below beta_slow"),
+        (8, 1e4, LinearScaling(1e7), "linear factor is 10000000.0; expected 0.001 to 1,000,000"),
+        (8, 1e4, DynamicScaling(2.0, 1 << 40), "dynamic original_length is 1099511627776"),
+        (8, 1e4, YarnScaling(4.0, 0), "yarn original_length is 0"),
+        (8, 1e4, LinearScaling(0.0), "linear factor is 0.0"),
+        (2, 1e4, DynamicScaling(2.0, 64), "more than 2 rotated values"),
+        (8, 1e4, Llama3Scaling(8.0, 4.0, 4.0, 64), "low_freq_factor 4.0 must be below"),
+        (8, 1e4, FactorScaling((1.0, 2.0)), "2 factors are given; expected 4"),
+        (4, 1e4, FactorScaling((1.0, 0.0)), "factors factors is 0.0"),
+    ],
+)
+def test_values_without_finite_angles_are_refused(
+    dim: int, theta: float, scaling: RopeScaling | None, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Rope(dim, theta, scaling)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("theta", [math.nextafter(1.0, 2.0), 1e12])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None, *(LinearScaling(factor) for factor in (1e-3, 1e6)),
+        *(DynamicScaling(factor, length) for factor in (1e-3, 1e6) for length in (1, 1 << 31)),
+        *(YarnScaling(factor, length, beta_fast=1e6, beta_slow=1e-3) for factor in (1e-3, 1e6) for length in (1, 1 << 31)),
+        *(Llama3Scaling(factor, 1e-3, 1e6, length) for factor in (1e-3, 1e6) for length in (1, 1 << 31)),
+    ],
+)  # fmt: skip
+def test_every_value_that_is_allowed_gives_finite_angles(theta: float, scaling: RopeScaling | None) -> None:
+    rope = Rope(8, theta, scaling)
+    assert np.isfinite(rope.angles(np.array([0, 1, (1 << 31) - 1]))).all() and math.isfinite(rope.attention_factor)

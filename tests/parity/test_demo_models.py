@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from support.reports import SilentReport
 from topg import LLM, SamplingParams
 from topg.hub.catalogue import CATALOGUE
 from topg.hub.pull import pull_catalogue
@@ -22,16 +23,6 @@ PROMPTS = (
 )
 TOKENS = 48
 NEAR_TIE = 1e-3
-
-
-class SilentReport:
-    """Tells nobody."""
-
-    def note(self, text: str) -> None:
-        pass
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        pass
 
 
 @pytest.fixture(scope="module", params=["smollm2-135m", "gemma3-270m"])
@@ -56,3 +47,18 @@ def test_greedy_text_is_that_of_transformers(gguf: Path, tmp_path: Path, monkeyp
         compared = int(clear.long().cumprod(0).sum())
         assert output[:compared] == best.indices[:compared, 0].tolist()
         assert compared >= TOKENS // 4
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_demo_names_paris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `make demo` shows, with the default recipe."""
+    model = pull_catalogue(CATALOGUE["smollm2-135m"], Store(Home.find()), SilentReport())
+    monkeypatch.setenv("TOPG_HOME", str(tmp_path))  # for the converted copy
+    messages = [
+        {"role": "system", "content": "You are a helpful AI assistant."},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    with LLM(model) as llm:
+        assert llm.model.manifest.recipe == "int8"
+        assert "Paris" in llm.chat(messages, SamplingParams(temperature=0, max_tokens=64)).text

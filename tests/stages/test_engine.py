@@ -139,6 +139,27 @@ def test_an_interrupted_reader_leaves_the_others_right() -> None:
     assert shared.status().pages_used == 0
 
 
+def test_polling_comes_back_after_every_step() -> None:
+    steps: list[int] = []
+    shared = engine(budget=4, on_run=lambda step: steps.append(step.token_count))
+    long = Request(tuple(range(10, 40)), SamplingParams(), 5, 0, frozenset({0}))
+    with shared.start(long) as stream:
+        for done in range(1, 8):
+            assert stream.poll() is None and len(steps) == done
+        assert shared.status().running == 1
+    assert len(steps) == 7 and stream.ended and stream.poll() is None
+    assert shared.status().pages_used == 0
+
+
+def test_polled_deltas_are_those_that_are_waited_for() -> None:
+    seen = []
+    with engine().start(request(1)) as stream:
+        while not stream.ended:
+            delta = stream.poll()
+            seen += [delta] if delta is not None else []
+    assert result_of(request(1), seen) == alone(request(1))
+
+
 def test_what_can_never_run_is_refused() -> None:
     with pytest.raises(CapacityError, match="KV pages"):
         engine().start(request(1, PAGES * 4))

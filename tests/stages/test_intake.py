@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.byte_tokenizer import END, USER, byte_tokenizer, ids_of
 from topg.errors import PromptTooLongError, RequestError
-from topg.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from topg.sampling_params import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS, SamplingParams
 from topg.stages.intake import Intake, IntakeLimits
 
 VOCAB = 300
@@ -90,6 +91,13 @@ def test_chats_go_through_the_template() -> None:
     assert request.prompt_tokens == (USER, *ids_of("hi<end>"), END), "content never becomes a special token"
 
 
+def test_the_default_for_a_chat_is_longer() -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    assert intake(5000).from_messages(hello, SamplingParams()).max_tokens == DEFAULT_CHAT_TOKENS
+    assert intake(10).from_messages(hello, SamplingParams()).max_tokens == 3
+    assert intake(5000).from_messages(hello, SamplingParams(min_tokens=2000)).max_tokens == 2000
+
+
 @pytest.mark.parametrize(
     "messages", [[], "hi", None, [1], [{}], [{"role": "user"}], [{"role": 1, "content": "a"}], {"role": "user"}]
 )
@@ -102,3 +110,36 @@ def test_malformed_messages_are_refused(messages: Any) -> None:
 def test_a_huge_chat_is_refused_before_it_is_rendered() -> None:
     with pytest.raises(PromptTooLongError):
         intake(10).from_messages([{"role": "user", "content": "a" * 10_000}], SamplingParams())
+    with pytest.raises(PromptTooLongError):
+        intake(10).from_messages([{"role": "user", "content": "a", "name": ["a" * 10_000]}], SamplingParams())
+
+
+def test_a_chat_that_nests_too_deep_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="deep") as caught:
+        intake().from_messages([{"role": "user", "content": "a", "extra": deep}], SamplingParams())
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("params", [
+    {"logit_bias": dict.fromkeys(range(VOCAB), -100)},
+    {"logit_bias": dict.fromkeys(range(1, VOCAB), -100), "min_tokens": 1},
+    {"logit_bias": {END: 100}, "min_tokens": 1},
+    {"logit_bias": {END: 100, 9: 100}, "stop_token_ids": [9], "min_tokens": 1},
+])  # fmt: skip
+def test_constraints_that_leave_no_token_are_refused(params: Any) -> None:
+    assert refused("a", **params).param == "logit_bias"
+
+
+def test_constraints_that_leave_one_token_are_taken() -> None:
+    intake().from_prompt("a", SamplingParams(logit_bias=dict.fromkeys(range(1, VOCAB), -100)))
+    intake().from_prompt("a", SamplingParams(logit_bias={END: 100, 9: 100}, min_tokens=1))
+    intake().from_prompt("a", SamplingParams(logit_bias={END: 100}, min_tokens=1, ignore_eos=True))
+
+
+def test_token_ids_may_be_of_any_integer_type() -> None:
+    request = intake().from_prompt([5, np.int32(6), np.int64(7)], SamplingParams())
+    assert request.prompt_tokens == (5, 6, 7) and all(type(token) is int for token in request.prompt_tokens)
+    assert refused([10**5000]).param == "prompt"

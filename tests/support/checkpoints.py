@@ -200,7 +200,7 @@ def write_gguf(
     tensors = llama_tensors(config) if tensors is None else tensors
     writer = GGUFWriter(path, "llama")
     _add_llama_metadata(writer, config)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
     for key, value in (metadata or {}).items():
         writer.add_key_value(key, value, _gguf_kind(value))
     for name, values in tensors.items():
@@ -249,7 +249,8 @@ def _add_llama_metadata(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_quantization_version(2)
 
 
-def _add_tokenizer(writer: Any) -> None:
+def add_tokenizer(writer: Any) -> None:
+    """The tiny tokenizer and its chat template as GGUF metadata."""
     model = json.loads(tokenizer_json())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]

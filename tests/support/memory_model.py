@@ -12,8 +12,9 @@ import numpy.typing as npt
 from topg.ops import Attention, Rope
 from topg.plan import Plan, PlanBuilder
 from topg.precision.formats import FLOAT32, Precision
+from topg.precision.gguf_blocks import kept_precision
 from topg.precision.quantise import dequantise, quantise
-from topg.precision.recipes import Role, recipe
+from topg.precision.recipes import Recipe, Role, recipe
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -71,10 +72,20 @@ class Dimensions:
 
 def random_model(recipe_name: str, dimensions: Dimensions = Dimensions(), seed: int = 0) -> MemoryModel:
     """A decoder with random weights in the precisions of a recipe."""
+    return _random_model(recipe(recipe_name), dimensions, seed)
+
+
+def kept_model(ggml_type: str) -> MemoryModel:
+    """A decoder with random matrices stored as a GGUF's tensors of this type are kept."""
+    precision = kept_precision(ggml_type)
+    assert precision is not None
+    return _random_model(Recipe(ggml_type, precision, {}), Dimensions(), 0)
+
+
+def _random_model(chosen: Recipe, dimensions: Dimensions, seed: int) -> MemoryModel:
     plan = decoder_plan(dimensions)
     rng = np.random.default_rng(seed)
-    tensors = {name: _random(rng, shape) for name, shape in tensor_shapes(plan).items()}
-    chosen = recipe(recipe_name)
+    tensors = {name: _random(rng, shape) for op in plan.ops for name, shape in op.tensor_shapes().items()}
     return MemoryModel(plan, tensors, {name: chosen.precision(_role(name)) for name in tensors})
 
 
@@ -89,20 +100,6 @@ def decoder_plan(size: Dimensions) -> Plan:
     x = build.norm(build.select_rows(x), "norm", 1e-5, out="x")
     build.logits(x, "lm_head", size.vocab, softcap=None if size.plain else 30.0)
     return build.build()
-
-
-def tensor_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a plan of built-in ops."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for op in plan.ops:
-        attributes = vars(op)
-        columns = {"embed": "width", "linear": "in_features", "logits": "in_features"}.get(op.kind, "")
-        rows = {"embed": "vocab", "linear": "out_features", "logits": "vocab", "norm": "width"}.get(op.kind, "")
-        for field in op.tensor_fields:
-            if (name := attributes[field]) is not None:
-                one_row = not columns or field == "bias"
-                shapes[name] = (attributes[rows],) if one_row else (attributes[rows], attributes[columns])
-    return shapes
 
 
 def _attention_block(build: PlanBuilder, x: str, layer: int, size: Dimensions) -> str:

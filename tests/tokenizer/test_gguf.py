@@ -152,7 +152,7 @@ def _replaced(name: str, index: int, value: Any) -> dict[str, Any]:
         (_replaced("tokens", 300, "<s>"), "twice"),
         (_replaced("tokens", 300, 5), r"tokens\[300\]"),
         (_replaced("tokens", 10, "odd"), "255 of the 256"),
-        (_replaced("token_type", 4, 9), r"\[9\]"),
+        (_replaced("token_type", 4, 9), r"token_type\[4\] is 9"),
         ({"scores": None}, "scores"),
         ({"scores": [0.0]}, "1 entries"),
         ({"unknown_token_id": 9999}, "unknown_token_id"),
@@ -161,3 +161,26 @@ def _replaced(name: str, index: int, value: Any) -> dict[str, Any]:
 def test_spm_parts_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         rebuild(spm_metadata(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scores": [float("nan")] * len(spm_metadata()["tokenizer.ggml.tokens"])}, r"scores\[0\] is nan"),
+        ({"scores": [float("inf")] * len(spm_metadata()["tokenizer.ggml.tokens"])}, r"scores\[0\] is inf"),
+        ({"scores": ["x"] * len(spm_metadata()["tokenizer.ggml.tokens"])}, r"scores\[0\]"),
+        ({"scores": 5}, "scores must be a list"),
+        ({"token_type": ["x"] * len(spm_metadata()["tokenizer.ggml.tokens"])}, r"token_type\[0\]"),
+        ({"token_type": 5}, "token_type must be a list"),
+        ({"tokens": ["", "a"], "token_type": [1, 1]}, r"tokens\[0\] is empty"),
+        ({"tokens": 5}, "tokens must be a list"),
+    ],
+)
+def test_metadata_of_the_wrong_kind_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        rebuild(spm_metadata(**changes))
+
+
+def test_a_pre_tokenizer_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.pre"):
+        rebuild(byte_level_metadata(pre=["gpt-2"]))

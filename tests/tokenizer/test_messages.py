@@ -41,6 +41,10 @@ def test_message_with_tool_calls_needs_no_content() -> None:
         ([{"role": "user", "content": ["a"]}], r"content\[0\]"),
         ([{"role": "user", "content": [IMAGE]}], "image_url"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text"),
+        ([{"role": "assistant", "content": "a", "tool_calls": "f"}], r"messages\[0\]\.tool_calls must be a list"),
+        ([{"role": "assistant", "content": "a", "tool_calls": {"a": 1}}], r"\.tool_calls must be a list"),
+        ([{"role": "assistant", "content": "a", "tool_calls": [1]}], r"\.tool_calls\[0\] must be an object"),
+        ([{"role": "assistant", "tool_calls": [{"function": "f"}]}], r"\.tool_calls\[0\]\.function"),
     ],
 )
 def test_malformed_messages_are_refused(messages: Any, words: str) -> None:

@@ -10,7 +10,7 @@ from topg.errors import CheckpointError, UnsupportedModelError
 from topg.tokenizer.gguf import rebuild
 from topg.tokenizer.special import SpecialTokens, collect_gguf, collect_huggingface
 
-CONFIG = {"vocab_size": 512, "eos_token_id": 2}
+CONFIG = {"eos_token_id": 2}
 
 
 def huggingface(
@@ -36,9 +36,9 @@ def test_end_tokens_are_the_union(config: Any, generation: Any, tokenizer: Any, 
     assert huggingface(config, generation, tokenizer).eos == eos
 
 
-def test_end_token_of_the_text_part_counts() -> None:
-    parts = {"text_config": {"vocab_size": 512, "eos_token_id": 7}}
-    assert collect_huggingface(parts, None, None, byte_level_json(), None).eos == (7,)
+@pytest.mark.parametrize("parts", [None, [], {"eos_token_id": 7}])
+def test_only_the_config_itself_is_read(parts: Any) -> None:
+    assert collect_huggingface({"text_config": parts}, None, None, byte_level_json(), None).eos == ()
 
 
 def test_chat_markers_are_the_special_tokens_in_the_template() -> None:
@@ -74,7 +74,6 @@ def test_two_tokens_before_the_text_are_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "tokenizer", "words"),
     [
-        ({"eos_token_id": 512}, {}, "512"),
         ({"eos_token_id": "2"}, {}, "eos_token_id"),
         ({"eos_token_id": True}, {}, "eos_token_id"),
         ({"eos_token_id": -3}, {}, "eos_token_id"),
@@ -127,7 +126,7 @@ def test_gguf_spm_defaults_where_ids_are_absent() -> None:
     assert (tokens.bos, tokens.eos, tokens.unk) == (1, (2,), 0)
 
 
-@pytest.mark.parametrize("changes", [{"eos_token_id": 100_000}, {"add_bos_token": True}, {"add_bos_token": 1}])
+@pytest.mark.parametrize("changes", [{"eos_token_id": -5}, {"add_bos_token": True}, {"add_bos_token": 1}])
 def test_gguf_values_that_cannot_be_are_refused(changes: Any) -> None:
     metadata = byte_level_metadata(**changes)
     with pytest.raises(CheckpointError):
@@ -144,3 +143,23 @@ def test_damaged_json_is_refused(change: dict[str, Any]) -> None:
     tokens = SpecialTokens(bos=0, add_bos=True, eos=(2,), pad=None, unk=None, chat_markers=())
     with pytest.raises(CheckpointError):
         SpecialTokens.from_json(tokens.to_json() | change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"add_bos_token": "yes"}, "tokenizer.ggml.add_bos_token"),
+        ({"add_bos_token": True}, "no tokenizer.ggml.bos_token_id"),
+        ({"eos_token_id": "2"}, "tokenizer.ggml.eos_token_id"),
+    ],
+)
+def test_gguf_keys_are_named(changes: dict[str, Any], words: str) -> None:
+    metadata = byte_level_metadata(**changes)
+    with pytest.raises(CheckpointError, match=words):
+        collect_gguf(metadata, rebuild(metadata))
+
+
+def test_a_gguf_chat_template_must_be_a_text() -> None:
+    metadata = byte_level_metadata() | {"tokenizer.chat_template": 5}
+    with pytest.raises(CheckpointError, match=r"tokenizer\.chat_template"):
+        collect_gguf(metadata, rebuild(metadata))

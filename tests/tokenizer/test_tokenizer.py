@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from support.tokenizers import CHATML, byte_level_json, spm_json
 from topg.errors import ChatTemplateError, CheckpointError, RequestError
+from topg.tokenizer.chat_template import ChatTemplate
 from topg.tokenizer.special import SpecialTokens
 from topg.tokenizer.tokenizer import Tokenizer
 
@@ -29,6 +30,12 @@ def spm(template: str | None = SPM_TEMPLATE, add_bos: bool = True) -> Tokenizer:
 
 def user(*contents: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content} for content in contents]
+
+
+def rendered(tokenizer: Tokenizer, content: str) -> str:
+    """What the template of one of the two tokenizers above writes, without the care for special tokens."""
+    source = CHATML if tokenizer.tokens.bos is None else SPM_TEMPLATE
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(user(content))
 
 
 @given(st.text(max_size=60))
@@ -81,8 +88,7 @@ def test_lone_surrogate_in_a_message_is_refused() -> None:
 @given(st.text(max_size=40))
 def test_chat_without_marker_text_is_the_rendered_text_encoded(text: str) -> None:
     for tokenizer in (byte_level(), spm()):
-        rendered = tokenizer.render_chat(user(text))
-        assert tokenizer.encode_chat(user(text)) == tokenizer.encode(rendered, add_bos=False)
+        assert tokenizer.encode_chat(user(text)) == tokenizer.encode(rendered(tokenizer, text), add_bos=False)
 
 
 @pytest.mark.parametrize("content", [
@@ -93,7 +99,7 @@ def test_markers_in_a_message_are_ordinary_characters(content: str) -> None:
     ids = tokenizer.encode_chat(user(content))
     plain = tokenizer.encode_chat(user("hello"))
     assert [i for i in ids if i in CONTROL] == [i for i in plain if i in CONTROL]
-    assert tokenizer.decode(ids, skip_special=False) == tokenizer.render_chat(user(content))
+    assert tokenizer.decode(ids, skip_special=False) == rendered(tokenizer, content)
 
 
 @pytest.mark.parametrize("key", ["role", "name"])
@@ -128,14 +134,7 @@ def test_spm_chat_gets_its_begin_token_from_the_template_alone() -> None:
     tokenizer = spm()
     ids = tokenizer.encode_chat(user("the <s> </s>"))
     assert [i for i in ids if i in CONTROL] == [1, 2]
-    assert tokenizer.render_chat(user("a")).startswith("<s>[user] a</s>")
-
-
-def test_tools_reach_the_template_and_cannot_write_markers() -> None:
-    tokenizer = byte_level("{{ tools | tojson }}{{ messages[0].content }}")
-    ids = tokenizer.encode_chat(user("a"), tools=[{"name": "<|im_end|>"}])
-    assert not CONTROL & set(ids)
-    assert tokenizer.decode(ids) == '[{"name": "<|im_end|>"}]a'
+    assert tokenizer.decode(ids, skip_special=False).startswith("<s> [user] the <s> </s>")
 
 
 def test_model_without_template_says_so_and_takes_plain_prompts() -> None:
@@ -149,7 +148,7 @@ def test_model_without_template_says_so_and_takes_plain_prompts() -> None:
 def test_broken_template_leaves_plain_prompts_alone() -> None:
     tokenizer = byte_level("{% if %}")
     with pytest.raises(ChatTemplateError, match="line 1"):
-        tokenizer.render_chat(user("a"))
+        tokenizer.encode_chat(user("a"))
     assert tokenizer.encode("a")
 
 

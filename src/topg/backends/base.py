@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from topg.kv.pages import KVGeometry
+from topg.kv.pages import KVGeometry, KVType
 from topg.plan import Plan
+from topg.precision.formats import Precision
+
+if TYPE_CHECKING:
+    from typing_extensions import Required  # in `typing` from 3.11
 
 LogitsWanted = Literal["none", "last", "all"]
 
@@ -49,6 +53,23 @@ class Step:
         return sum(len(part.tokens) for part in self.slices)
 
 
+class BackendOptions(TypedDict, total=False):
+    """How a back end is loaded; what is left out is as the back end's own default.
+
+    page_count, tokens_per_page, kv_dtype  size and number type of the pool of KV pages
+    device           "cpu", or a torch device such as "cuda"
+    threads          threads of the CPU
+    flash_attention  compute attention in blocks with a running softmax
+    """
+
+    page_count: Required[int]
+    tokens_per_page: Required[int]
+    kv_dtype: KVType
+    device: str
+    threads: int | None
+    flash_attention: bool
+
+
 class Backend(Protocol):
     """A loaded model on one device, with its KV page pool."""
 
@@ -68,3 +89,13 @@ class Backend(Protocol):
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers of a page (copy on write)."""
+
+
+class BackendType(Protocol):
+    """What can be asked of a back end before a model is loaded into it."""
+
+    def resident_bytes(self, precision: Precision, shape: tuple[int, ...]) -> int:
+        """Memory that a tensor takes once it is loaded; more than its file where codes are unpacked."""
+
+    def device_memory(self, device: str) -> int | None:
+        """Free bytes of a device that has a memory of its own; None for one that uses the host's."""

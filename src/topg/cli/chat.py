@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from topg.cli.sampling_options import (
+    CUT_OFF,
     add_model_arguments,
     add_sampling_arguments,
+    escape_unprintable,
     given_sampling,
     load_model,
     sampling_params,
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from topg.sampling_params import SamplingParams
     from topg.types import Delta
 
-HELP = "talk to a model in the terminal"
-
 PROMPT = "> "
-DEFAULT_ANSWER_TOKENS = 1024
 COMMANDS = """\
 /help    show this
 /reset   forget the conversation, begin anew
@@ -43,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talk until /exit or the end of the input."""
+    """Talk until /exit or the end of the input.
+
+    The exit status is 1 when the input is no terminal, so that nobody watches, and a message was not answered.
+    """
+    escape_unprintable()
+    failed = False
     given = given_sampling(args)
     with load_model(args) as llm:
         if not llm.tokenizer.has_chat_template:
@@ -54,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         for line in _lines():
             if line.strip() == "/exit":
                 break
-            _answer_line(conversation, line)
-    return 0
+            failed |= not _answer_line(conversation, line)
+    return 1 if failed and not sys.stdin.isatty() else 0
 
 
 class Conversation:
@@ -77,44 +80,37 @@ class Conversation:
     def answer(self, text: str, stop: threading.Event) -> Iterator[Delta]:
         """The answer to a message, piece by piece, until it ends or `stop` is set.
 
-        The message and what was answered join the conversation, also when it was stopped; after a RequestError (the
-        conversation no longer fits the context) it is as before.
+        The message and what was answered join the conversation, also when it was stopped.  It is as before when it was
+        stopped while the prompt was computed, and after a RequestError (it no longer fits the context).
         """
         messages = [*self.messages, {"role": "user", "content": text}]
-        tokens = self._llm.tokenizer.encode_chat(messages)
         said = []
-        with self._llm.stream(tokens, self._params_for(len(tokens))) as stream:
-            for delta in stream:
-                said.append(delta.text)
-                yield delta
-                if stop.is_set():
-                    break
-        self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
-
-    def _params_for(self, prompt_tokens: int) -> SamplingParams:
-        """Without --max-tokens an answer takes what the context has left, up to a limit."""
-        if self._params.max_tokens is not None:
-            return self._params
-        room = max(1, self._llm.max_context - prompt_tokens)
-        return replace(self._params, max_tokens=max(self._params.min_tokens, min(DEFAULT_ANSWER_TOKENS, room)))
+        with self._llm.stream(messages, self._params) as stream:
+            while not (stop.is_set() or stream.ended):
+                delta = stream.poll()
+                if delta is not None:
+                    said.append(delta.text)
+                    yield delta
+        if said:
+            self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
 
 
-def _answer_line(conversation: Conversation, line: str) -> None:
+def _answer_line(conversation: Conversation, line: str) -> bool:
+    """Carry out a command or answer a message; False when the message was not answered."""
     command = line.strip()
-    if not command:
-        return
+    if not command.startswith("/"):
+        return not command or _print_answer(conversation, line)
     if command == "/help":
         print(COMMANDS)
     elif command == "/reset":
         conversation.reset()
         print("(the conversation begins anew)")
-    elif command.startswith("/"):
-        print(f"there is no command {command.split()[0]}; /help shows them", file=sys.stderr)
     else:
-        _print_answer(conversation, line)
+        print(f"there is no command {command.split()[0]}; /help shows them", file=sys.stderr)
+    return True
 
 
-def _print_answer(conversation: Conversation, text: str) -> None:
+def _print_answer(conversation: Conversation, text: str) -> bool:
     last: Delta | None = None
     try:
         with _interrupt_sets() as stop:
@@ -123,18 +119,21 @@ def _print_answer(conversation: Conversation, text: str) -> None:
     except RequestError as error:
         print(f"not answered: {error}", file=sys.stderr)
         print("The message is not part of the conversation; /reset begins anew.", file=sys.stderr)
-        return
+        return False
     print()
     note = _note(last)
     if note:
         print(note, file=sys.stderr)
+    return last is None or last.finish_reason != "error"
 
 
 def _note(last: Delta | None) -> str:
     """What a reader must know about how an answer ended."""
-    if last is None or last.finish_reason is None:
+    if last is None:
+        return "(stopped before an answer; the message is not part of the conversation)"
+    if last.finish_reason is None:
         return "(stopped)"
-    notes = {"length": "(cut off at max_tokens or the end of the context)", "error": f"(failed: {last.error})"}
+    notes = {"length": CUT_OFF, "error": f"(failed: {last.error})"}
     return notes.get(last.finish_reason, "")
 
 

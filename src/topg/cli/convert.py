@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from topg.cli.messages import say
+from topg.cli.options import filled, filled_path
 from topg.precision.recipes import DEFAULT_RECIPE, RECIPE_NAMES
+from topg.progress import progress_bar
 from topg.units import format_size
 
 if TYPE_CHECKING:
     from topg.converter.convert import Conversion
 
-HELP = "convert a checkpoint or GGUF file into the form that ToPG runs"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
-    parser.add_argument("source", metavar="SRC", help="name of a pulled model, Hugging Face folder, or GGUF file")
-    parser.add_argument("output", metavar="OUT", type=Path, help="the folder to write; it must not exist yet")
+    parser.add_argument(
+        "source", metavar="SRC", type=filled, help="name of a pulled model, Hugging Face folder, or GGUF file"
+    )
+    parser.add_argument("output", metavar="OUT", type=filled_path, help="the folder to write; it must not exist yet")
     parser.add_argument(
         "--quant", metavar="RECIPE", default=DEFAULT_RECIPE, choices=RECIPE_NAMES,
         help=f"precision of the weights: {', '.join(RECIPE_NAMES)} (default: {DEFAULT_RECIPE})",
@@ -35,12 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from topg.converter import ModelConverter
 
     started = time.monotonic()
-    with _progress_bar() as progress:
+    with progress_bar() as bar:
         conversion = ModelConverter(
-            args.source, args.output, args.quant, overwrite=args.overwrite, progress=progress
-        ).run()
+            args.source, args.output, args.quant, overwrite=args.overwrite,
+            progress=lambda done, total: bar.show("converting", done, total),
+        ).run()  # fmt: skip
     for warning in conversion.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     print(_summary(conversion, time.monotonic() - started))
     return 0
 
@@ -51,20 +51,3 @@ def _summary(conversion: Conversion, seconds: float) -> str:
         f"{conversion.path}: {conversion.recipe}, {format_size(before)} -> {format_size(after)}"
         f" ({after / before:.0%}) in {seconds:.1f} s"
     )
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """A progress callback that draws a bar on a terminal; None where there is none."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit="B", unit_scale=True, desc="converting", file=sys.stderr) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from topg.cli.messages import say
 from topg.cli.sampling_options import (
+    CUT_OFF,
     add_model_arguments,
     add_sampling_arguments,
+    escape_unprintable,
     given_sampling,
     load_model,
     sampling_params,
@@ -22,8 +25,6 @@ from topg.types import GenerationResult
 if TYPE_CHECKING:
     from topg.llm import LLM, Prompt
     from topg.sampling_params import SamplingParams
-
-HELP = "continue a prompt and print the text as it comes"
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Generate; the exit status is 1 when the generation failed."""
     if args.logprobs is not None and not args.json:
         raise RequestError("--logprobs has no effect on text; add --json", param="logprobs")
+    escape_unprintable()
     given = given_sampling(args)
     prompt = _prompt(args)
     with load_model(args) as llm:
@@ -90,13 +92,15 @@ def _print_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
             if delta.error is not None:
                 print(f"\ntopg: error: {delta.error}", file=sys.stderr)
                 return 1
-    print()
+    print(flush=True)
+    if delta.finish_reason == "length":
+        say(f"topg: {CUT_OFF}")
     return 0
 
 
 def _print_json(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
     (result,) = llm.generate([prompt], params)
-    print(json.dumps(result_to_json(result), ensure_ascii=False, allow_nan=False))
+    print(json.dumps(result_to_json(result), allow_nan=False))
     return 1 if result.finish_reason == "error" else 0
 
 

@@ -20,6 +20,7 @@ from topg.converter.checks import (
 from topg.converter.source import CheckpointSource
 from topg.converter.strict_json import parse
 from topg.converter.weights import TensorJob, same_values
+from topg.converter.wording import listed
 from topg.errors import CheckpointError, PrecisionError
 from topg.models import architecture_for_gguf, architecture_for_huggingface
 from topg.models.base import Architecture, DecoderConfig, Source, TensorSpec
@@ -31,7 +32,6 @@ from topg.precision.recipes import KEEP, VECTOR_ROLES, recipe
 # Buffers that older checkpoints saved along with the weights: tables and masks that follow from the config.
 HARMLESS_BUFFERS = ("*.rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias")
 FLOAT_TYPES: Mapping[str, Precision] = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
-NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -159,24 +159,21 @@ def _harmless_buffers(names: Collection[str]) -> list[str]:
 def _buffer_warning(buffers: Sequence[str]) -> tuple[str, ...]:
     if not buffers:
         return ()
-    more = ", ..." if len(buffers) > NAMES_SHOWN else ""
-    names = ", ".join(buffers[:NAMES_SHOWN]) + more
-    return (f"{len(buffers)} stored buffer(s) are left out, since the config says what they hold: {names}",)
+    return (f"{len(buffers)} stored buffer(s) are left out, since the config says what they hold: {listed(buffers)}",)
 
 
 def _jobs(
     plan: Plan, table: Sequence[SourcedSpec], checkpoint: CheckpointSource, recipe_name: str
 ) -> tuple[TensorJob, ...]:
     by_name = {spec.name: (spec, source) for spec, source in table}
-    make = _kept_job if recipe_name == KEEP else _recipe_job
-    return tuple(make(*by_name[name], checkpoint, recipe_name) for name in plan.tensor_names)
+    ordered = [by_name[name] for name in plan.tensor_names]
+    if recipe_name == KEEP:
+        return tuple(_kept_job(spec, source, checkpoint) for spec, source in ordered)
+    chosen = recipe(recipe_name)
+    return tuple(TensorJob(spec, source, chosen.precision(spec.role)) for spec, source in ordered)
 
 
-def _recipe_job(spec: TensorSpec, source: Source, checkpoint: CheckpointSource, recipe_name: str) -> TensorJob:
-    return TensorJob(spec, source, recipe(recipe_name).precision(spec.role))
-
-
-def _kept_job(spec: TensorSpec, source: Source, checkpoint: CheckpointSource, recipe_name: str) -> TensorJob:
+def _kept_job(spec: TensorSpec, source: Source, checkpoint: CheckpointSource) -> TensorJob:
     """Vectors become float32 as under every recipe; the rest keeps what the checkpoint holds, bit for bit."""
     if spec.role in VECTOR_ROLES:
         return TensorJob(spec, source, FLOAT32)

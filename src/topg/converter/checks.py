@@ -6,22 +6,17 @@ Each check raises an error that names what it found, what it expected, and where
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import singledispatch
 from typing import Protocol
 
 import numpy as np
 
-from topg import ops
+from topg.converter.wording import listed
 from topg.errors import CheckpointError
 from topg.models.base import DecoderConfig, Source, TensorSpec
+from topg.models.settings import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from topg.plan import Plan
 from topg.tokenizer.special import SpecialTokens
-
-MAX_LAYERS = 1024
-MAX_WIDTH = 2**20
-MAX_VOCAB = 2**24
-MAX_CONTEXT = 2**31
-NAMES_SHOWN = 5
+from topg.wording import shown
 
 TensorShapes = Mapping[str, tuple[int, ...]]
 SourcedSpec = tuple[TensorSpec, Source]
@@ -75,8 +70,8 @@ def check_none_unused(used: Collection[str], ignored: Collection[str], stored_na
     unused = sorted(set(stored_names) - set(used) - set(ignored))
     if unused:
         raise CheckpointError(
-            f"the checkpoint holds {len(unused)} tensor(s) that its architecture does not use: {_listed(unused)};"
-            " its config.json does not describe it, or the model is a variant that ToPG does not know"
+            f"the checkpoint holds {len(unused)} tensor(s) that its architecture does not use: {listed(unused)};"
+            " its settings do not describe them, or the model is a variant that ToPG does not know"
         )
 
 
@@ -107,45 +102,18 @@ def check_tensors_fit_plan(plan: Plan, shapes: TensorShapes) -> None:
     """The tensors are exactly those the plan uses, in the shapes its ops expect."""
     names = set(plan.tensor_names)
     if names - shapes.keys():
-        raise CheckpointError(f"the plan uses tensors that do not exist: {_listed(sorted(names - shapes.keys()))}")
+        raise CheckpointError(f"the plan uses tensors that do not exist: {listed(sorted(names - shapes.keys()))}")
     if shapes.keys() - names:
-        raise CheckpointError(f"the plan does not use these tensors: {_listed(sorted(shapes.keys() - names))}")
+        raise CheckpointError(f"the plan does not use these tensors: {listed(sorted(shapes.keys() - names))}")
     for op in plan.ops:
-        for name, expected in tensor_shapes(op).items():
-            _check_shape(f"{name} (used by {op.kind} {op.name!r})", expected, shapes[name])
-
-
-@singledispatch
-def tensor_shapes(op: ops.Op) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors an op uses, by name; empty for ops without tensors and for ops added by users."""
-    return {}
-
-
-@tensor_shapes.register
-def _(op: ops.Embed) -> dict[str, tuple[int, ...]]:
-    return {op.weight: (op.vocab, op.width)}
-
-
-@tensor_shapes.register
-def _(op: ops.Norm) -> dict[str, tuple[int, ...]]:
-    return dict.fromkeys(op.tensors(), (op.width,))
-
-
-@tensor_shapes.register
-def _(op: ops.Linear) -> dict[str, tuple[int, ...]]:
-    bias = {op.bias: (op.out_features,)} if op.bias is not None else {}
-    return {op.weight: (op.out_features, op.in_features), **bias}
-
-
-@tensor_shapes.register
-def _(op: ops.Logits) -> dict[str, tuple[int, ...]]:
-    return {op.weight: (op.vocab, op.in_features)}
+        for name, expected in op.tensor_shapes().items():
+            _check_shape(f"{name} (used by {op.kind} {shown(op.name)})", expected, shapes[name])
 
 
 def _check_none_missing(needed: Mapping[str, Sequence[SourcedSpec]], stored: Collection[str]) -> None:
     missing = sorted(set(needed) - set(stored))
     if missing:
-        raise CheckpointError(f"the checkpoint lacks {len(missing)} tensor(s) its config asks for: {_listed(missing)}")
+        raise CheckpointError(f"the checkpoint lacks {len(missing)} tensor(s) its config asks for: {listed(missing)}")
 
 
 def _check_shape(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
@@ -161,8 +129,3 @@ def _check_rows_covered(name: str, users: Sequence[SourcedSpec], stored_rows: in
     if not (counts == 1).all():
         row = int(np.flatnonzero(counts != 1)[0])
         raise CheckpointError(f"row {row} of tensor {name} would be used {counts[row]} times; expected once")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more

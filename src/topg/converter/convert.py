@@ -16,7 +16,7 @@ from pathlib import Path
 
 from topg import __version__
 from topg.converter.blueprint import Blueprint, draw_blueprint
-from topg.converter.format import ConvertedModel, is_converted, sha256_of
+from topg.converter.format import ConvertedModel
 from topg.converter.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -24,16 +24,17 @@ from topg.converter.manifest import (
     Manifest,
     SourceRecord,
     TensorRecord,
-    is_own_file,
 )
 from topg.converter.source import open_source
-from topg.converter.staging import require_free_space, staged_folder
+from topg.converter.staging import staged_folder
+from topg.converter.target import check_target
 from topg.converter.texts import ModelTexts, read_texts
 from topg.converter.weights import Progress, TensorJob, write_weights
-from topg.errors import ConfigError
+from topg.files import require_space, sha256_of
 from topg.precision.recipes import DEFAULT_RECIPE, KEEP, recipe
 
 SPARE_BYTES = 1 << 20  # file headers and the manifest, beside weights and tokenizer
+SPACE_ADVICE = "free some space, write elsewhere, or choose a smaller precision"
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,12 @@ class ModelConverter:
         Raises ConfigError for an output that may not be written, ModelError for a checkpoint that cannot be found,
         read or used, PrecisionError for a recipe it cannot be given, CapacityError when the disk is too small.
         """
-        _check_output(self._output, self._overwrite)
+        check_target(self._output, self._overwrite)
         checkpoint = open_source(self._path())
         blueprint = draw_blueprint(checkpoint, self._recipe)
         texts = read_texts(checkpoint, blueprint.config.vocab)
-        require_free_space(self._output, blueprint.nbytes + len(texts.tokenizer_json.encode()) + SPARE_BYTES)
+        size = blueprint.nbytes + len(texts.tokenizer_json.encode()) + SPARE_BYTES
+        require_space(self._output, size, SPACE_ADVICE)
         source = SourceRecord(_source_name(self._name), {path.name: sha256_of(path) for path in checkpoint.files()})
         with staged_folder(self._output, replace=self._overwrite) as folder:
             files = write_weights(blueprint.jobs, checkpoint, folder, self._progress)
@@ -126,19 +128,6 @@ def _recipe_name(quant_config: str | None) -> str:
 
 def _no_progress(done: int, total: int) -> None:
     pass
-
-
-def _check_output(output: Path, overwrite: bool) -> None:
-    """Only a converted model is ever replaced: never a folder that holds anything else."""
-    if not output.name:
-        raise ConfigError(f"{str(output)!r} cannot be written; name a folder that does not exist yet")
-    if not overwrite or not output.exists():
-        return
-    if output.is_symlink() or not output.is_dir() or not is_converted(output):
-        raise ConfigError(f"{output} is not a converted model and is not overwritten; give another name, or remove it")
-    strangers = sorted(entry.name for entry in output.iterdir() if not is_own_file(entry.name))
-    if strangers:
-        raise ConfigError(f"{output} also holds {strangers[0]!r}, which is no part of a converted model; move it away")
 
 
 def _source_name(name: str | Path) -> str:

@@ -12,12 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from topg.errors import CheckpointError, ModelNotFoundError
+from topg.wording import shown
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def file_size(path: Path) -> int:
-    """Size in bytes of a regular file; raises ModelNotFoundError when there is none."""
+    """Size in bytes of a regular file.
+
+    Raises ModelNotFoundError when there is nothing, CheckpointError when there is something else.
+    """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is a folder or a device, where a file of weights is expected")
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {path}")
     return path.stat().st_size
@@ -37,4 +43,4 @@ def read_block(path: Path, offset: int, nbytes: int) -> Bytes:
 def check_rows(name: str, start: int, stop: int, rows: int) -> None:
     """Raises IndexError unless 0 <= start <= stop <= rows: a slice must not be cut to size silently."""
     if not 0 <= start <= stop <= rows:
-        raise IndexError(f"rows {start}:{stop} of {name!r} do not exist; it has {rows}")
+        raise IndexError(f"rows {start}:{stop} of {shown(name)} do not exist; it has {rows}")

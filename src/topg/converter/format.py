@@ -10,7 +10,6 @@ against the plan, and the tokenizer's hash.  `verify` hashes the weights too.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,12 +18,13 @@ from topg.converter.manifest import MANIFEST_FILE, TOKENIZER_FILE, Manifest
 from topg.converter.safetensors_file import AnyArray, SafetensorsFile
 from topg.converter.strict_json import read_object
 from topg.errors import CheckpointError, ModelNotFoundError
+from topg.files import sha256_of
 from topg.plan import Plan
 from topg.precision.formats import Part, Precision
 from topg.tokenizer.tokenizer import Tokenizer
+from topg.wording import shown
 
-MAX_MANIFEST_BYTES = 64 << 20
-HASH_CHUNK_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 16 << 20
 
 
 class ConvertedModel:
@@ -115,15 +115,6 @@ def stored_parts(manifest: Manifest) -> Iterator[tuple[str, Part]]:
             yield part_name(tensor, part), stored
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's contents, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _open_weights(folder: Path, manifest: Manifest) -> dict[str, SafetensorsFile]:
     """The file of every stored part."""
     parts: dict[str, SafetensorsFile] = {}
@@ -132,7 +123,7 @@ def _open_weights(folder: Path, manifest: Manifest) -> dict[str, SafetensorsFile
         file = SafetensorsFile(folder / name)
         repeated = parts.keys() & set(file.tensor_names)
         if repeated:
-            raise CheckpointError(f"{folder}: part {min(repeated)!r} is stored twice, the second time in {name}")
+            raise CheckpointError(f"{folder}: part {shown(min(repeated))} is stored twice, the second time in {name}")
         parts |= dict.fromkeys(file.tensor_names, file)
     return parts
 
@@ -142,16 +133,16 @@ def _check_parts(parts: Mapping[str, SafetensorsFile], manifest: Manifest) -> No
     expected = dict(stored_parts(manifest))
     for name, part in expected.items():
         if name not in parts:
-            raise CheckpointError(f"part {name!r} of the converted model is missing; convert the model again")
+            raise CheckpointError(f"part {shown(name)} of the converted model is missing; convert the model again")
         file = parts[name]
         if (file.dtype(name), file.shape(name)) != (part.dtype, part.shape):
             raise CheckpointError(
-                f"{file.path}: part {name!r} is {file.dtype(name)} {list(file.shape(name))};"
+                f"{file.path}: part {shown(name)} is {file.dtype(name)} {list(file.shape(name))};"
                 f" the manifest says {part.dtype} {list(part.shape)}"
             )
     unknown = parts.keys() - expected.keys()
     if unknown:
-        raise CheckpointError(f"{parts[min(unknown)].path}: part {min(unknown)!r} is not in the manifest")
+        raise CheckpointError(f"{parts[min(unknown)].path}: part {shown(min(unknown))} is not in the manifest")
 
 
 def _check_hash(folder: Path, name: str, manifest: Manifest) -> None:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from topg.converter.file_blocks import Bytes, check_rows
 from topg.converter.gguf_file import GgufFile
+from topg.converter.wording import listed
 from topg.errors import CheckpointError, UnsupportedModelError
+from topg.wording import shown
 
 QUANTIZATION_VERSION = 2
 UNVERSIONED_TYPES = ("F32", "F16", "BF16")
@@ -24,14 +26,13 @@ SAMPLING_KEYS: Mapping[str, str] = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 TEMPLATE_KEY = "tokenizer.chat_template"
-TOKENS_KEY = "tokenizer.ggml.tokens"
 
 
 class GgufCheckpoint:
     """An opened and checked GGUF model.
 
-    Opening raises what `GgufFile` raises; CheckpointError without architecture or with a token that occurs twice; and
-    UnsupportedModelError for one part of a split model and for files that hold no whole model.
+    Opening raises what `GgufFile` raises, CheckpointError without architecture, and UnsupportedModelError for one part
+    of a split model and for files that hold no whole model.
     `warnings` are sentences that the user should see.
     """
 
@@ -45,7 +46,6 @@ class GgufCheckpoint:
         _refuse_other_than_model(self.file)
         _refuse_split(self.file)
         _check_quantisation_version(self.file)
-        _check_tokens(self.file)
         self.architecture_name = _text(self.file, "general.architecture")
         self.settings: Mapping[str, Any] = _settings(self.file, f"{self.architecture_name}.")
         self.warnings: list[str] = _template_warnings(self.file)
@@ -85,7 +85,9 @@ class GgufCheckpoint:
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         """A one-dimensional tensor in float32."""
         if len(self.shape(name)) != 1:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {list(self.shape(name))}; expected a vector")
+            raise CheckpointError(
+                f"{self.path}: tensor {shown(name)} has shape {list(self.shape(name))}; expected a vector"
+            )
         vector: npt.NDArray[np.float32] = self.file.dequantise(name)[0]
         return vector
 
@@ -102,7 +104,9 @@ class GgufCheckpoint:
     def raw_rows(self, name: str, start: int, stop: int) -> Bytes:
         """The stored blocks of rows start..stop of a matrix, [stop - start, bytes per row]."""
         if len(self.shape(name)) != 2:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {list(self.shape(name))}; expected a matrix")
+            raise CheckpointError(
+                f"{self.path}: tensor {shown(name)} has shape {list(self.shape(name))}; expected a matrix"
+            )
         return self.file.read_raw(name, slice(start, stop))
 
     def files(self) -> list[Path]:
@@ -113,7 +117,7 @@ class GgufCheckpoint:
 def _text(file: GgufFile, key: str) -> str:
     value = file.metadata.get(key)
     if not isinstance(value, str) or not value:
-        raise CheckpointError(f"{file.path}: metadata {key!r} must be a text, not {value!r:.60}")
+        raise CheckpointError(f"{file.path}: metadata {shown(key)} must be a text, not {shown(value)}")
     return value
 
 
@@ -123,7 +127,9 @@ def _settings(file: GgufFile, prefix: str) -> dict[str, Any]:
     for key, value in file.metadata.items():
         short = key.removeprefix(prefix)
         if short in settings:
-            raise CheckpointError(f"{file.path}: metadata {short!r} occurs with and without {prefix!r} before it")
+            raise CheckpointError(
+                f"{file.path}: metadata {shown(short)} occurs with and without {shown(prefix)} before it"
+            )
         settings[short] = value
     return settings
 
@@ -132,7 +138,7 @@ def _refuse_other_than_model(file: GgufFile) -> None:
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
         raise UnsupportedModelError(
-            f"{file.path} holds a GGUF of type {kind!r:.60}, not a model: give the model's own file"
+            f"{file.path} holds a GGUF of type {shown(kind)}, not a model: give the model's own file"
             + ("; merge the adapter into its base model first" if kind == "adapter" else "")
         )
     if not file.tensors:
@@ -143,7 +149,7 @@ def _refuse_split(file: GgufFile) -> None:
     count = file.metadata.get("split.count", 1)
     if count not in (0, 1):
         raise UnsupportedModelError(
-            f"{file.path} is one of {count!r:.60} parts of a split model; join them first with"
+            f"{file.path} is one of {shown(count)} parts of a split model; join them first with"
             " llama-gguf-split --merge <first part> <joined file>"
         )
 
@@ -153,24 +159,11 @@ def _check_quantisation_version(file: GgufFile) -> None:
     quantised = any(tensor.type_name not in UNVERSIONED_TYPES for tensor in file.tensors.values())
     if quantised and version != QUANTIZATION_VERSION:
         raise UnsupportedModelError(
-            f"{file.path} was quantised by version {version!r:.60} of the GGUF block layouts; version"
+            f"{file.path} was quantised by version {shown(version)} of the GGUF block layouts; version"
             f" {QUANTIZATION_VERSION} is read: quantise the original model again with a current tool"
         )
 
 
-def _check_tokens(file: GgufFile) -> None:
-    """Token texts are unique: a repeated one could never be told apart when encoding."""
-    tokens = file.metadata.get(TOKENS_KEY, [])
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise CheckpointError(f"{file.path}: metadata {TOKENS_KEY!r} must be a list of texts")
-    if len(set(tokens)) == len(tokens):
-        return
-    first_ids: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        if first_ids.setdefault(token, index) != index:
-            raise CheckpointError(f"{file.path}: tokens {first_ids[token]} and {index} are both {token!r:.60}")
-
-
 def _template_warnings(file: GgufFile) -> list[str]:
     others = sorted(key for key in file.metadata if key.startswith(f"{TEMPLATE_KEY}."))
-    return [f"{file.path}: only the default chat template is used; not used: {', '.join(others)}"] if others else []
+    return [f"{file.path}: only the default chat template is used; not used: {listed(others)}"] if others else []

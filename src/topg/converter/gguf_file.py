@@ -19,6 +19,7 @@ import numpy.typing as npt
 from topg.converter.file_blocks import Bytes, check_rows, file_size, read_block
 from topg.converter.gguf_header import TensorInfo, parse_header
 from topg.errors import CheckpointError, UnsupportedModelError
+from topg.wording import shown
 
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -64,13 +65,12 @@ class GgufFile:
         size = file_size(self.path)
         if size == 0:
             raise CheckpointError(f"{self.path} is empty")
-        self._bytes: Bytes = np.memmap(self.path, np.uint8, mode="r")
-        header = parse_header(self.path, self._bytes.data)
+        header = parse_header(self.path, np.memmap(self.path, np.uint8, mode="r").data)
         alignment = _alignment(self.path, header.metadata)
         data_start = -(-header.end // alignment) * alignment
         self.metadata: Mapping[str, Any] = header.metadata
         self.tensors: Mapping[str, GgufTensor] = {
-            name: _checked_tensor(f"{self.path}: tensor {name!r}", info, data_start, alignment, size)
+            name: _checked_tensor(f"{self.path}: tensor {shown(name)}", info, data_start, alignment, size)
             for name, info in header.tensors.items()
         }
         _check_no_overlap(self.path, self.tensors)
@@ -78,14 +78,8 @@ class GgufFile:
     def tensor(self, name: str) -> GgufTensor:
         """A tensor by name; raises CheckpointError when there is none."""
         if name not in self.tensors:
-            raise CheckpointError(f"{self.path} has no tensor {name!r}")
+            raise CheckpointError(f"{self.path} has no tensor {shown(name)}")
         return self.tensors[name]
-
-    def raw(self, name: str) -> Bytes:
-        """A read-only view of the blocks in the mapped file, [rows, row_bytes]; valid as long as the view lives."""
-        tensor = self.tensor(name)
-        blocks = self._bytes[tensor.offset : tensor.offset + tensor.nbytes].view(np.ndarray)
-        return blocks.reshape(tensor.rows, tensor.row_bytes)
 
     def read_raw(self, name: str, rows: slice) -> Bytes:
         """A copy of the blocks of some rows, [n, row_bytes]."""
@@ -99,7 +93,7 @@ class GgufFile:
         """Raises UnsupportedModelError unless `dequantise` knows the tensor's type."""
         if self.tensor(name).type_name not in DEQUANTISED_TYPES:
             raise UnsupportedModelError(
-                f"{self.path}: tensor {name!r} has type {self.tensor(name).type_name}; known are"
+                f"{self.path}: tensor {shown(name)} has type {self.tensor(name).type_name}; known are"
                 f" {', '.join(DEQUANTISED_TYPES)}: quantise the original model to one of these"
             )
 
@@ -121,7 +115,7 @@ def _alignment(path: Path, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
         raise CheckpointError(
-            f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, not {value!r:.60}"
+            f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, not {shown(value)}"
         )
     return value
 
@@ -162,5 +156,5 @@ def _check_no_overlap(path: Path, tensors: Mapping[str, GgufTensor]) -> None:
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
         if tensor.offset < end:
-            raise CheckpointError(f"{path}: tensor {name!r} overlaps the tensor before it")
+            raise CheckpointError(f"{path}: tensor {shown(name)} overlaps the tensor before it")
         end = tensor.offset + tensor.nbytes

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from topg.errors import CheckpointError, UnsupportedModelError
+from topg.wording import shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -70,11 +71,11 @@ def parse_header(path: Path, data: memoryview) -> Header:
     metadata: dict[str, Any] = {}
     for index in range(key_count):
         key = cursor.name(f"metadata key {index}", metadata)
-        metadata[key] = _read_value(cursor, f"metadata {key!r}")
+        metadata[key] = _read_value(cursor, f"metadata {shown(key)}")
     tensors: dict[str, TensorInfo] = {}
     for index in range(tensor_count):
         name = cursor.name(f"name of tensor {index}", tensors)
-        tensors[name] = _read_tensor(cursor, f"tensor {name!r}")
+        tensors[name] = _read_tensor(cursor, f"tensor {shown(name)}")
     return Header(metadata, tensors, cursor.position)
 
 
@@ -126,7 +127,7 @@ class _Cursor:
             raise self.fail(f"{what} is {length} bytes long; names have 1 to {MAX_KEY_BYTES}")
         name = self.decode(self.take(length, what), what)
         if name in taken:
-            raise self.fail(f"{what}, {name!r}, occurs twice")
+            raise self.fail(f"{what}, {shown(name)}, occurs twice")
         return name
 
     def decode(self, raw: memoryview, what: str) -> str:
@@ -139,7 +140,7 @@ class _Cursor:
 def _check_version(cursor: _Cursor) -> None:
     magic = bytes(cursor.take(4, "the magic number"))
     if magic != MAGIC:
-        raise cursor.fail(f"not a GGUF file: it starts with {magic!r}, not {MAGIC!r}")
+        raise cursor.fail(f"not a GGUF file: it starts with {shown(magic)}, not {MAGIC!r}")
     raw = cursor.take(4, "the version")
     version, swapped = int.from_bytes(raw, "little"), int.from_bytes(raw, "big")
     if version in VERSIONS:

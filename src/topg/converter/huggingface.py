@@ -15,8 +15,10 @@ import numpy.typing as npt
 from topg.converter.file_blocks import Bytes
 from topg.converter.safetensors_file import AnyArray, SafetensorsFile
 from topg.converter.strict_json import read_object
+from topg.converter.wording import listed
 from topg.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from topg.precision.bfloat16 import from_bfloat16
+from topg.wording import printable, shown
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -27,10 +29,13 @@ OLD_CHAT_TEMPLATE = "chat_template.json"
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-MAX_JSON_BYTES = 64 << 20
-MAX_TOKENIZER_BYTES = 256 << 20
+MAX_JSON_BYTES = 4 << 20  # a tokenizer_config.json that lists thousands of added tokens has one
+MAX_INDEX_BYTES = 16 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_NAME_BYTES = 255  # of a file
 WEIGHT_TYPES = ("float32", "float16", "bfloat16")
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 CODE_KEYS = ("auto_map", "custom_pipelines")
 
 
@@ -61,7 +66,7 @@ class HuggingFaceCheckpoint:
         """The config's model_type."""
         name = self.settings.get("model_type")
         if not isinstance(name, str) or not name:
-            raise CheckpointError(f"{self.path / CONFIG}: model_type must name the architecture, not be {name!r:.60}")
+            raise CheckpointError(f"{self.path / CONFIG}: model_type must name the architecture, not be {shown(name)}")
         return name
 
     @property
@@ -81,14 +86,16 @@ class HuggingFaceCheckpoint:
         """Raises UnsupportedModelError unless the tensor's values can be read as float32."""
         if self.type_name(name) not in WEIGHT_TYPES:
             raise UnsupportedModelError(
-                f"{self._shard(name).path}: tensor {name!r} has type {self.type_name(name)}; weights must be"
+                f"{self._shard(name).path}: tensor {shown(name)} has type {self.type_name(name)}; weights must be"
                 f" {', '.join(WEIGHT_TYPES)}: convert the original, unquantised model"
             )
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         """A one-dimensional tensor in float32."""
         if len(self.shape(name)) != 1:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {list(self.shape(name))}; expected a vector")
+            raise CheckpointError(
+                f"{self.path}: tensor {shown(name)} has shape {list(self.shape(name))}; expected a vector"
+            )
         return self.rows(name, 0, self.shape(name)[0])
 
     def rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float32]:
@@ -111,7 +118,7 @@ class HuggingFaceCheckpoint:
 
     def _shard(self, name: str) -> SafetensorsFile:
         if name not in self._shards:
-            raise CheckpointError(f"{self.path} has no tensor {name!r}")
+            raise CheckpointError(f"{self.path} has no tensor {shown(name)}")
         return self._shards[name]
 
 
@@ -140,7 +147,7 @@ def _find_tokenizer(folder: Path) -> Path:
 
 
 def _refuse_quantised(folder: Path, settings: Mapping[str, Any]) -> None:
-    for key in ("quantization_config", "compression_config"):
+    for key in ("quantization_config", "compression_config", "quantization", "quant_config"):
         quantised = settings.get(key)
         if quantised:
             raise UnsupportedModelError(
@@ -152,11 +159,11 @@ def _refuse_quantised(folder: Path, settings: Mapping[str, Any]) -> None:
 def _describe_quantisation(config: Any) -> str:
     """A short form: "gptq (bits=4, group_size=128)"."""
     if not isinstance(config, Mapping):
-        return f"unknown settings {config!r:.60}"
+        return f"unknown settings {shown(config)}"
     method = config.get("quant_method", "an unnamed method")
-    shown = [f"{key}={config[key]}" for key in ("bits", "group_size", "fmt", "format", "load_in_4bit", "load_in_8bit")
+    details = [f"{key}={config[key]}" for key in ("bits", "group_size", "fmt", "format", "load_in_4bit", "load_in_8bit")
              if isinstance(config.get(key), int | str)]  # fmt: skip
-    return f"{method!s:.60}" + (f" ({', '.join(shown):.120})" if shown else "")
+    return printable(f"{method!s:.60}" + (f" ({', '.join(details):.120})" if details else ""))
 
 
 def _check_code(folder: Path, model_type: str, *settings: Mapping[str, Any]) -> list[str]:
@@ -167,8 +174,8 @@ def _check_code(folder: Path, model_type: str, *settings: Mapping[str, Any]) -> 
         return []
     if model_type not in supported():
         raise UnsupportedModelError(
-            f"{folder} needs Python code of its own (auto_map), which is never run, and model_type {model_type!r} is"
-            f" not built in; built in are: {', '.join(supported())}"
+            f"{folder} needs Python code of its own (auto_map), which is never run, and model_type"
+            f" {shown(model_type)} is not built in; built in are: {', '.join(supported())}"
         )
     return [f"{folder} names Python code of its own (auto_map); it is not run, the built-in {model_type} model is used"]
 
@@ -201,10 +208,10 @@ def _pick_template(path: Path, value: Any, warnings: list[str]) -> str | None:
         raise CheckpointError(f"{path}: chat_template must be a string, or a list of names and templates")
     templates = {item["name"]: item["template"] for item in value}
     if "default" not in templates:
-        raise CheckpointError(f"{path}: chat_template has no template named default, only {', '.join(templates)}")
+        raise CheckpointError(f"{path}: chat_template has no template named default, only {listed(sorted(templates))}")
     others = sorted(templates.keys() - {"default"})
     if others:
-        warnings.append(f"{path}: the chat template named default is used; not used: {', '.join(others)}")
+        warnings.append(f"{path}: the chat template named default is used; not used: {listed(others)}")
     return str(templates["default"])
 
 
@@ -214,34 +221,45 @@ def _is_named_template(item: Any) -> bool:
 
 def _open_weights(folder: Path, warnings: list[str]) -> dict[str, SafetensorsFile]:
     """The file of every tensor.  Of a single file and an index, the file counts, as everywhere."""
-    if (folder / SINGLE_FILE).is_file():
+    if (folder / SINGLE_FILE).exists():
         if (folder / INDEX).is_file():
             warnings.append(f"{folder} has both {SINGLE_FILE} and {INDEX}; the index and its shards are not used")
+        warnings += _unused_warning(folder, {SINGLE_FILE})
         shard = SafetensorsFile(folder / SINGLE_FILE)
         return dict.fromkeys(shard.tensor_names, shard)
     if (folder / INDEX).is_file():
-        return _open_shards(folder, _read_index(folder / INDEX))
+        weight_map = _read_index(folder / INDEX)
+        warnings += _unused_warning(folder, set(weight_map.values()))
+        return _open_shards(folder, weight_map)
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     raise ModelNotFoundError(
-        f"{folder} has neither {SINGLE_FILE} nor {INDEX}" + (f"; it has {', '.join(found[:5])}" if found else "")
+        f"{folder} has neither {SINGLE_FILE} nor {INDEX}" + (f"; it has {listed(found)}" if found else "")
     )
+
+
+def _unused_warning(folder: Path, used: Collection[str]) -> list[str]:
+    """Other files that look like weights of the model."""
+    names = sorted(path.name for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern))
+    unused = [name for name in names if name not in used]
+    return [f"{folder} also holds weights that are not used: {listed(unused)}"] if unused else []
 
 
 def _read_index(path: Path) -> dict[str, str]:
     """Shard of every tensor; names of shards are plain file names."""
-    weight_map = read_object(path, MAX_JSON_BYTES).get("weight_map")
+    weight_map = read_object(path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map must say in which file each tensor is")
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_file_name(shard):
             raise CheckpointError(
-                f"{path}: tensor {tensor!r} is said to be in {shard!r:.80}, no .safetensors file of this folder"
+                f"{path}: tensor {shown(tensor)} is said to be in {shown(shard)}, no .safetensors file of this folder"
             )
     return weight_map
 
 
 def _is_plain_file_name(name: str) -> bool:
-    return name.endswith(".safetensors") and name.isprintable() and not set(name) & set("/\\:") and name[0] != "."
+    usable = len(name.encode(errors="replace")) <= MAX_NAME_BYTES and name.isprintable()
+    return usable and name.endswith(".safetensors") and not set(name) & set("/\\:") and name[0] != "."
 
 
 def _open_shards(folder: Path, weight_map: Mapping[str, str]) -> dict[str, SafetensorsFile]:
@@ -250,14 +268,14 @@ def _open_shards(folder: Path, weight_map: Mapping[str, str]) -> dict[str, Safet
     for shard_name in sorted(set(weight_map.values())):
         if not (folder / shard_name).is_file():
             tensor = next(name for name, shard in weight_map.items() if shard == shard_name)
-            raise CheckpointError(f"{folder / shard_name} is missing; {INDEX} says it holds tensor {tensor!r}")
+            raise CheckpointError(f"{folder / shard_name} is missing; {INDEX} says it holds tensor {shown(tensor)}")
         shard = SafetensorsFile(folder / shard_name)
         for tensor in shard.tensor_names:
             _check_place(shard, tensor, weight_map, found)
             found[tensor] = shard
     for name, shard_name in weight_map.items():
         if name not in found:
-            raise CheckpointError(f"{folder / shard_name} lacks tensor {name!r}, which {INDEX} says it holds")
+            raise CheckpointError(f"{folder / shard_name} lacks tensor {shown(name)}, which {INDEX} says it holds")
     return found
 
 
@@ -265,8 +283,10 @@ def _check_place(
     shard: SafetensorsFile, tensor: str, weight_map: Mapping[str, str], found: Mapping[str, SafetensorsFile]
 ) -> None:
     if tensor in found:
-        raise CheckpointError(f"tensor {tensor!r} is stored twice: in {found[tensor].path} and in {shard.path}")
+        raise CheckpointError(f"tensor {shown(tensor)} is stored twice: in {found[tensor].path} and in {shard.path}")
     if tensor not in weight_map:
-        raise CheckpointError(f"{shard.path} holds tensor {tensor!r}, which {INDEX} does not name")
+        raise CheckpointError(f"{shard.path} holds tensor {shown(tensor)}, which {INDEX} does not name")
     if weight_map[tensor] != shard.path.name:
-        raise CheckpointError(f"{shard.path} holds tensor {tensor!r}, which {INDEX} says is in {weight_map[tensor]}")
+        raise CheckpointError(
+            f"{shard.path} holds tensor {shown(tensor)}, which {INDEX} says is in {shown(weight_map[tensor])}"
+        )

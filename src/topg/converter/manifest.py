@@ -11,14 +11,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from topg import ops
+from topg.converter.checks import check_special_tokens
 from topg.converter.strict_json import parse
 from topg.errors import CheckpointError, PrecisionError, RequestError
+from topg.models import supported
+from topg.models.settings import MAX_CONTEXT
 from topg.plan import Plan
 from topg.precision.formats import Precision
 from topg.precision.quantise import check_quantisable
-from topg.precision.recipes import Role
+from topg.precision.recipes import RECIPE_NAMES, Role
 from topg.sampling_params import SamplingParams
 from topg.tokenizer.special import SpecialTokens
+from topg.wording import shown
 
 FORMAT_NAME = "topg"
 FORMAT_VERSION = 1
@@ -123,13 +127,16 @@ class Manifest:
         _check_version(data)
         body = parse(_ManifestBody, {key: value for key, value in data.items() if key != "format"}, MANIFEST_FILE)
         _check_files(body.files)
+        _check_names(body)
         for name, record in body.tensors.items():
             _check_record(name, record)
+        plan, tokens = _plan_from_json(body.plan), SpecialTokens.from_json(body.tokens)
+        check_special_tokens(tokens, plan.vocab)
         return cls(
             **{name: getattr(body, name) for name in _PLAIN_FIELDS},
-            plan=_plan_from_json(body.plan),
+            plan=plan,
             tensors=body.tensors,
-            tokens=SpecialTokens.from_json(body.tokens),
+            tokens=tokens,
             generation=body.generation,
             source=body.source,
             files=body.files,
@@ -168,12 +175,24 @@ def _check_version(data: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{MANIFEST_FILE}.format must be {FORMAT_NAME!r}: it does not describe a converted model")
     version = data.get("format_version")
     if type(version) is not int or version < 1:
-        raise CheckpointError(f"{MANIFEST_FILE}.format_version must be a positive integer, not {version!r}")
+        raise CheckpointError(f"{MANIFEST_FILE}.format_version must be a positive integer, not {shown(version)}")
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"the model was converted by a newer ToPG ({data.get('topg_version')}, format {version}); this one reads"
-            f" format {FORMAT_VERSION}: update ToPG, or convert the model again"
+            f"the model was converted by a newer ToPG ({data.get('topg_version')!s:.40}, format {version}); this one"
+            f" reads format {FORMAT_VERSION}: update ToPG, or convert the model again"
         )
+
+
+def _check_names(body: _ManifestBody) -> None:
+    """Family, recipe and context are ones that a conversion gives."""
+    for key, value, known in (
+        ("architecture", body.architecture, supported()),
+        ("recipe", body.recipe, RECIPE_NAMES),
+    ):
+        if value not in known:
+            raise CheckpointError(f"{MANIFEST_FILE}.{key} must be one of {', '.join(known)}, not {shown(value)}")
+    if not 1 <= body.context <= MAX_CONTEXT:
+        raise CheckpointError(f"{MANIFEST_FILE}.context must be 1 to {MAX_CONTEXT:,} tokens, not {body.context}")
 
 
 def _check_files(files: Mapping[str, str]) -> None:
@@ -181,16 +200,18 @@ def _check_files(files: Mapping[str, str]) -> None:
     for name, digest in files.items():
         if name == MANIFEST_FILE or not is_own_file(name):
             raise CheckpointError(
-                f"{MANIFEST_FILE}.files names {name!r}; files are {TOKENIZER_FILE} and model-00001.safetensors .."
+                f"{MANIFEST_FILE}.files names {shown(name)}; files are {TOKENIZER_FILE} and model-00001.safetensors .."
             )
         if not _SHA256.fullmatch(digest):
-            raise CheckpointError(f"{MANIFEST_FILE}.files[{name!r}] must be 64 hexadecimal digits, not {digest!r}")
+            raise CheckpointError(
+                f"{MANIFEST_FILE}.files[{shown(name)}] must be 64 hexadecimal digits, not {shown(digest)}"
+            )
     if TOKENIZER_FILE not in files or len(files) < 2:
         raise CheckpointError(f"{MANIFEST_FILE}.files must name {TOKENIZER_FILE} and at least one file of weights")
 
 
 def _check_record(name: str, record: TensorRecord) -> None:
-    key = f"{MANIFEST_FILE}.tensors[{name!r}]"
+    key = f"{MANIFEST_FILE}.tensors[{shown(name)}]"
     if not 1 <= len(record.shape) <= 2 or not all(1 <= dim <= MAX_DIMENSION for dim in record.shape):
         raise CheckpointError(f"{key}.shape must be 1 or 2 sizes from 1 to {MAX_DIMENSION}, not {list(record.shape)}")
     try:

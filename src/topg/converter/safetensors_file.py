@@ -1,4 +1,4 @@
-"""The safetensors file format: a checked, memory-mapped reader and a writer that streams.
+"""The safetensors file format, and a checked, memory-mapped reader.
 
     8 bytes     length of the header, little-endian
     header      JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {str: str}}
@@ -9,23 +9,24 @@ Format: https://huggingface.co/docs/safetensors.  Types go by ToPG's names ("bfl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from topg.converter.file_blocks import Bytes, check_rows, file_size, read_block
+from topg.converter.strict_json import parse_object
 from topg.errors import CheckpointError, UnsupportedModelError
+from topg.wording import shown
 
 AnyArray = npt.NDArray[Any]
 
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 32 << 20
+MAX_HEADER_BYTES = 4 << 20  # some 30,000 tensors in one file
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**48
 
@@ -131,7 +132,7 @@ class SafetensorsFile:
         """A copy of rows start..stop (along the first dimension), typed as in `array`."""
         tensor = self._tensor(name)
         if not tensor.shape:
-            raise CheckpointError(f"{self.path}: tensor {name!r} is a single number, where rows were expected")
+            raise CheckpointError(f"{self.path}: tensor {shown(name)} is a single number, where rows were expected")
         check_rows(name, start, stop, tensor.shape[0])
         row_bytes = tensor.nbytes // max(tensor.shape[0], 1)
         raw = read_block(self.path, tensor.offset + start * row_bytes, (stop - start) * row_bytes)
@@ -140,12 +141,14 @@ class SafetensorsFile:
     def _typed(self, name: str, raw: Bytes, shape: tuple[int, ...]) -> AnyArray:
         element = self._tensor(name).element
         if element.array is None:
-            raise UnsupportedModelError(f"{self.path}: tensor {name!r} has type {element.name}, which cannot be read")
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {shown(name)} has type {element.name}, which cannot be read"
+            )
         return raw.view(np.ndarray).view(element.array).reshape(shape)
 
     def _tensor(self, name: str) -> StoredTensor:
         if name not in self.tensors:
-            raise CheckpointError(f"{self.path} has no tensor {name!r}")
+            raise CheckpointError(f"{self.path} has no tensor {shown(name)}")
         return self.tensors[name]
 
 
@@ -160,30 +163,8 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         )
     if length > size - LENGTH_BYTES:
         raise CheckpointError(f"{path} is cut short: its header has {length} bytes, the whole file {size}")
-    return _parse_header(path, read_block(path, LENGTH_BYTES, length).tobytes()), LENGTH_BYTES + length
-
-
-def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:  # ValueError covers bad UTF-8, bad JSON and repeated names
-        raise CheckpointError(f"{path} has a damaged safetensors header: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path} has a damaged safetensors header: not a JSON object")
-    return header
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        repeated = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{repeated!r} occurs twice")
-    return result
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    text = read_block(path, LENGTH_BYTES, length).tobytes()
+    return parse_object(text, f"the safetensors header of {path}"), LENGTH_BYTES + length
 
 
 def _checked_metadata(path: Path, metadata: Any) -> dict[str, str]:
@@ -195,19 +176,19 @@ def _checked_metadata(path: Path, metadata: Any) -> dict[str, str]:
 def _checked_tensor(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
     """One header entry; its extent agrees with its type and shape."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{path}: tensor {name!r} must have dtype, shape and data_offsets and nothing else")
+        raise CheckpointError(f"{path}: tensor {shown(name)} must have dtype, shape and data_offsets and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_TYPES:
-        raise CheckpointError(f"{path}: tensor {name!r} has unknown type {dtype!r}")
+        raise CheckpointError(f"{path}: tensor {shown(name)} has unknown type {shown(dtype)}")
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS or prod(dim or 1 for dim in shape) > MAX_ELEMENTS:
-        raise CheckpointError(f"{path}: tensor {name!r} has an impossible shape {_short(shape)}")
+        raise CheckpointError(f"{path}: tensor {shown(name)} has an impossible shape {shown(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{path}: tensor {name!r} has impossible data_offsets {_short(offsets)}")
+        raise CheckpointError(f"{path}: tensor {shown(name)} has impossible data_offsets {shown(offsets)}")
     bits = prod(shape) * ELEMENT_TYPES[dtype].bits
     nbytes = offsets[1] - offsets[0]
     if nbytes * 8 != bits:
         raise CheckpointError(
-            f"{path}: tensor {name!r} takes {nbytes} bytes by its offsets, but {dtype} {shape} takes {bits / 8:g}"
+            f"{path}: tensor {shown(name)} takes {nbytes} bytes by its offsets, but {dtype} {shape} takes {bits / 8:g}"
         )
     return StoredTensor(ELEMENT_TYPES[dtype].name, tuple(shape), data_start + offsets[0], nbytes)
 
@@ -216,20 +197,15 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
 def _check_layout(path: Path, tensors: Mapping[str, StoredTensor], data_start: int, size: int) -> None:
     """Tensors follow each other without gap or overlap and fill the file exactly."""
     end = data_start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if tensor.offset != end:
             fault = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap before it"
-            raise CheckpointError(f"{path}: tensor {name!r} {fault}")
+            raise CheckpointError(f"{path}: tensor {shown(name)} {fault}")
         end += tensor.nbytes
         if end > size:
-            raise CheckpointError(f"{path} is cut short: tensor {name!r} ends at byte {end}, the file at {size}")
+            raise CheckpointError(f"{path} is cut short: tensor {shown(name)} ends at byte {end}, the file at {size}")
     if end != size:
         raise CheckpointError(f"{path} is {size - end} bytes longer than its header says")

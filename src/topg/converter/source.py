@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from topg.converter.file_blocks import Bytes
+from topg.converter.format import is_converted
 from topg.converter.gguf import GgufCheckpoint
 from topg.converter.huggingface import CONFIG, HuggingFaceCheckpoint
+from topg.converter.wording import listed
 from topg.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from topg.models.base import Checkpoint
 
 SourceKind = Literal["huggingface", "gguf"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-NAMES_SHOWN = 8
 
 
 class CheckpointSource(Checkpoint, Protocol):
@@ -80,6 +81,10 @@ def open_source(path: str | Path) -> CheckpointSource:
     Raises ModelNotFoundError saying what was found instead, and what opening the checkpoint raises.
     """
     path = Path(path)
+    if is_converted(path):
+        raise CheckpointError(
+            f"{path} is a converted model already; run it as it is, or give the source it was made from"
+        )
     if path.is_dir():
         return _open_folder(path)
     if not path.is_file():
@@ -98,21 +103,16 @@ def _open_folder(folder: Path) -> CheckpointSource:
     if len(ggufs) == 1:
         return GgufCheckpoint(folder / ggufs[0])
     if ggufs:
-        raise CheckpointError(f"{folder} holds {len(ggufs)} GGUF files, name one of them: {_listed(ggufs)}")
+        raise CheckpointError(f"{folder} holds {len(ggufs)} GGUF files, name one of them: {listed(ggufs)}")
     pickles = [name for name in names if name.lower().endswith(PICKLE_SUFFIXES)]
     if pickles:
         raise UnsupportedModelError(
-            f"{folder} holds its weights as {_listed(pickles)}: pickle files, which can run code and are never opened."
+            f"{folder} holds its weights as {listed(pickles)}: pickle files, which can run code and are never opened."
             " Convert them to safetensors first, or take a revision of the model that has them"
         )
-    raise ModelNotFoundError(f"{folder} holds no .safetensors or .gguf file; it holds {_listed(names) or 'nothing'}")
+    raise ModelNotFoundError(f"{folder} holds no .safetensors or .gguf file; it holds {listed(names) or 'nothing'}")
 
 
 def _refuse_adapter(folder: Path, names: Sequence[str]) -> None:
     if CONFIG not in names and "adapter_config.json" in names:
         raise UnsupportedModelError(f"{folder} holds an adapter, not a model: merge it into its base model first")
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import types
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from topg.errors import CheckpointError
+from topg.wording import shown
 
 LARGEST_INTEGER = 2**53
-SHOWN_CHARACTERS = 60
+
+MAX_VALUES = 1 << 20
 
 T = TypeVar("T")
 
@@ -27,13 +30,36 @@ def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
     size = path.stat().st_size
     if size > max_bytes:
         raise CheckpointError(f"{path} has {size} bytes; at most {max_bytes} are read")
+    return parse_object(path.read_bytes(), str(path))
+
+
+def parse_object(text: bytes, what: str) -> dict[str, Any]:
+    """The JSON object in `text`, called `what` in messages; raises CheckpointError when it is not one.
+
+    A key that occurs twice is refused: other readers would take either value.  So are texts with more values than any
+    model needs: a few megabytes of empty lists become hundreds in memory.
+    """
+    if sum(text.count(mark) for mark in (b"[", b"{", b":", b",")) > MAX_VALUES:
+        raise CheckpointError(f"{what} holds more than {MAX_VALUES:,} values; no model needs that many")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        data = json.loads(text.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # ValueError covers bad UTF-8, bad JSON, NaN and huge numbers
-        raise CheckpointError(f"{path} is not valid JSON: {error or 'nested too deeply'}") from error
+        raise CheckpointError(f"{what} is not valid JSON: {error or 'nested too deeply'}") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {_kind(data)}")
+        raise CheckpointError(f"{what} must hold a JSON object, not {type(data).__name__}")
     return data
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        repeated = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{shown(repeated)} occurs twice")
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def parse(annotation: type[T], value: Any, key: str) -> T:
@@ -97,7 +123,7 @@ def _parse_tuple(member: Any, value: Any, key: str) -> tuple[Any, ...]:
 
 
 def _parse_mapping(member: Any, value: Any, key: str) -> dict[str, Any]:
-    return {name: _parse(member, item, f"{key}[{name!r}]") for name, item in _mapping(value, key).items()}
+    return {name: _parse(member, item, f"{key}[{shown(name)}]") for name, item in _mapping(value, key).items()}
 
 
 def _parse_dataclass(cls: Any, value: Any, key: str) -> Any:
@@ -105,7 +131,7 @@ def _parse_dataclass(cls: Any, value: Any, key: str) -> Any:
     known = {field.name: field for field in fields(cls)}
     for name in data:
         if name not in known:
-            raise CheckpointError(f"{key} has no key {_shown(name)}; keys: {', '.join(known)}")
+            raise CheckpointError(f"{key} has no key {shown(name)}; keys: {', '.join(known)}")
     for name, field in known.items():
         if name not in data and not _has_default(field):
             raise CheckpointError(f"{key}.{name} is missing")
@@ -129,17 +155,4 @@ def _mapping(value: Any, key: str) -> Mapping[str, Any]:
 
 
 def _refuse(key: str, wanted: str, value: Any) -> NoReturn:
-    raise CheckpointError(f"{key} must be {wanted}, not {_shown(value)}")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
+    raise CheckpointError(f"{key} must be {wanted}, not {shown(value)}")

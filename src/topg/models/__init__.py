@@ -8,6 +8,7 @@ from importlib import import_module
 
 from topg.errors import UnsupportedModelError
 from topg.models.base import Architecture
+from topg.wording import shown
 
 _SHARED_MODULES = {"base", "settings"}
 
@@ -30,11 +31,13 @@ def architecture_for_huggingface(model_type: str, class_names: list[str]) -> Arc
     """
     architecture = _architectures().get(model_type)
     if architecture is None:
-        raise UnsupportedModelError(f"model_type {model_type!r} is not supported; supported: {', '.join(supported())}")
+        raise UnsupportedModelError(
+            f"model_type {shown(model_type)} is not supported; supported: {', '.join(supported())}"
+        )
     if class_names and architecture.causal_lm_class not in class_names:
         raise UnsupportedModelError(
-            f"config.json names {', '.join(class_names)}; of {model_type} models only {architecture.causal_lm_class} "
-            "is supported"
+            f"config.json names {', '.join(map(shown, class_names[:5]))}; of {model_type} models only"
+            f" {architecture.causal_lm_class} is supported"
         )
     return architecture
 
@@ -44,6 +47,6 @@ def architecture_for_gguf(name: str) -> Architecture:
     known = {arch.gguf_architecture: arch for arch in _architectures().values() if arch.gguf_architecture}
     if name not in known:
         raise UnsupportedModelError(
-            f"GGUF architecture {name!r} is not supported; supported: {', '.join(sorted(map(str, known)))}"
+            f"GGUF architecture {shown(name)} is not supported; supported: {', '.join(sorted(map(str, known)))}"
         )
     return known[name]

@@ -16,6 +16,7 @@ from topg.models.settings import (
     activation,
     huggingface_scaling,
     rotary_dim,
+    sliding_window,
 )
 from topg.ops import Rope
 from topg.plan import PlanBuilder
@@ -31,6 +32,7 @@ class Gemma3Text(HeadNormLlama):
     tied_by_default: ClassVar[bool] = True
     default_context: ClassVar[int] = 131_072
     default_head_dim: ClassVar[int | None] = 256
+    default_kv_heads: ClassVar[int | None] = 4
 
     # ---- config -----------------------------------------------------------------------------------------------
 
@@ -52,20 +54,23 @@ class Gemma3Text(HeadNormLlama):
         sections = settings.section("rope_parameters") or Settings({}, "rope_parameters")
         local_section = sections.section("sliding_attention") or Settings({}, "rope of local layers")
         # the flat `rope_scaling` of older files was meant for the global layers alone
-        global_section = (
-            sections.section("full_attention") or settings.section("rope_scaling") or Settings({}, "rope_scaling")
-        )
+        flat, global_section = settings.section("rope_scaling"), sections.section("full_attention")
+        if flat is not None and global_section is not None:
+            raise settings.refuse("rope_scaling", "rope_parameters is given as well; keep one of them")
+        global_section = flat or global_section or Settings({}, "rope_scaling")
         global_theta = global_section.number("rope_theta", settings.number("rope_theta", GLOBAL_THETA))
         local_theta = local_section.number("rope_theta", settings.number("rope_local_base_freq", LOCAL_THETA))
         if sections.unread():
             raise settings.refuse("rope_parameters", "expected a section each for full_attention and sliding_attention")
         dim = rotary_dim(head_dim, 1.0)
-        global_rope = Rope(dim, global_theta, huggingface_scaling(global_section, context, None, dim))
-        local_rope = Rope(dim, local_theta, huggingface_scaling(local_section, context, None, dim))
+        global_rope = Rope(dim, global_theta, huggingface_scaling(global_section, context, None))
+        local_rope = Rope(dim, local_theta, huggingface_scaling(local_section, context, None))
         return tuple(global_rope if window is None else local_rope for window in windows)
 
     def huggingface_windows(self, settings: Settings, layers: int) -> tuple[int | None, ...]:
-        window = settings.integer("sliding_window", 4096, maximum=1 << 31)
+        window = sliding_window(settings)
+        if window is None:
+            raise settings.refuse("sliding_window", "the local layers of a Gemma 3 model slide")
         every = settings.integer("sliding_window_pattern", GLOBAL_EVERY, maximum=MAX_LAYERS)
         if settings.get("layer_types") is not None:
             return layer_type_windows(settings, layers, window)

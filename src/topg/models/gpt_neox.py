@@ -8,14 +8,17 @@ from typing import ClassVar
 import numpy as np
 
 from topg.models.base import Architecture, Checkpoint, DecoderConfig, RowIndex, Source, TensorSpec
-from topg.models.llama import check_heads, gguf_vocab
+from topg.models.llama import gguf_vocab
 from topg.models.settings import (
+    GGUF_NEUTRAL,
+    HUGGINGFACE_NEUTRAL,
     MAX_CONTEXT,
     MAX_LAYERS,
     MAX_VOCAB,
     Settings,
     activation,
     gguf_rope,
+    head_width,
     huggingface_rope,
 )
 from topg.ops import Attention
@@ -44,9 +47,10 @@ class GptNeox(Architecture):
         settings = Settings(checkpoint.settings, "config.json")
         layers = settings.integer("num_hidden_layers", maximum=MAX_LAYERS)
         hidden, heads = settings.integer("hidden_size"), settings.integer("num_attention_heads")
+        head_dim = head_width(hidden, heads)
         context = settings.integer("max_position_embeddings", 2048, maximum=MAX_CONTEXT)
         share = settings.number("rotary_pct", 0.25)
-        rope = huggingface_rope(settings, hidden // heads, context, rotary_share=share, theta_key="rotary_emb_base")
+        rope = huggingface_rope(settings, head_dim, context, rotary_share=share, theta_key="rotary_emb_base")
         bias = settings.flag("attention_bias", True)
         config = GptNeoxConfig(
             layers=layers,
@@ -54,49 +58,52 @@ class GptNeox(Architecture):
             intermediate=settings.integer("intermediate_size"),
             heads=heads,
             kv_heads=heads,
-            head_dim=hidden // heads,
+            head_dim=head_dim,
             vocab=settings.integer("vocab_size", maximum=MAX_VOCAB),
             context=context,
-            norm_eps=settings.number("layer_norm_eps", 1e-5),
+            norm_eps=settings.epsilon("layer_norm_eps", 1e-5),
             activation=activation(settings, "hidden_act", "gelu"),
             tied=settings.flag("tie_word_embeddings", False),
             ropes=(rope,) * layers,
             windows=(None,) * layers,
-            query_scale=(hidden // heads) ** -0.5,
+            query_scale=head_dim**-0.5,
             qkv_bias=bias,
             attention_output_bias=bias,
             mlp_bias=True,
             parallel_residual=settings.flag("use_parallel_residual", True),
             head_name=next((name for name in HEAD_NAMES if name in checkpoint.tensor_names), HEAD_NAMES[0]),
         )
-        check_heads(config)
+        settings.refuse_unread(HUGGINGFACE_NEUTRAL)
         return replace(config, notes=settings.unread_notes())
 
     def read_gguf(self, checkpoint: Checkpoint) -> GptNeoxConfig:
         settings = Settings(checkpoint.settings, "GGUF metadata")
         layers = settings.integer("block_count", maximum=MAX_LAYERS)
         hidden, heads = settings.integer("embedding_length"), settings.integer("attention.head_count")
+        head_dim = head_width(hidden, heads)
         context = settings.integer("context_length", maximum=MAX_CONTEXT)
-        return GptNeoxConfig(
+        config = GptNeoxConfig(
             layers=layers,
             hidden=hidden,
             intermediate=settings.integer("feed_forward_length"),
             heads=heads,
             kv_heads=heads,
-            head_dim=hidden // heads,
+            head_dim=head_dim,
             vocab=gguf_vocab(settings),
             context=context,
-            norm_eps=settings.number("attention.layer_norm_epsilon"),
+            norm_eps=settings.epsilon("attention.layer_norm_epsilon"),
             activation="gelu",
             tied="output.weight" not in checkpoint.tensor_names,
-            ropes=(gguf_rope(settings, hidden // heads, context=context),) * layers,
+            ropes=(gguf_rope(settings, head_dim, context=context),) * layers,
             windows=(None,) * layers,
-            query_scale=(hidden // heads) ** -0.5,
+            query_scale=head_dim**-0.5,
             qkv_bias="blk.0.attn_qkv.bias" in checkpoint.tensor_names,
             attention_output_bias="blk.0.attn_output.bias" in checkpoint.tensor_names,
             mlp_bias=True,
             parallel_residual=settings.flag("use_parallel_residual", True),
         )
+        settings.refuse_unread(GGUF_NEUTRAL)
+        return replace(config, notes=settings.unread_notes())
 
     # ---- tensors ----------------------------------------------------------------------------------------------
 

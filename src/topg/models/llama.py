@@ -10,12 +10,15 @@ import numpy as np
 from topg.errors import CheckpointError
 from topg.models.base import Architecture, Checkpoint, DecoderConfig, RowIndex, Source, TensorSpec
 from topg.models.settings import (
+    GGUF_NEUTRAL,
+    HUGGINGFACE_NEUTRAL,
     MAX_CONTEXT,
     MAX_LAYERS,
     MAX_VOCAB,
     Settings,
     activation,
     gguf_rope,
+    head_width,
     huggingface_rope,
 )
 from topg.ops import Attention, Rope
@@ -32,6 +35,7 @@ class Llama(Architecture):
     tied_by_default: ClassVar[bool] = False
     default_context: ClassVar[int] = 2048
     default_head_dim: ClassVar[int | None] = None  # None: hidden / heads
+    default_kv_heads: ClassVar[int | None] = None  # None: as many as heads
 
     # ---- config -----------------------------------------------------------------------------------------------
 
@@ -39,13 +43,14 @@ class Llama(Architecture):
         settings = Settings(checkpoint.settings, "config.json")
         config = self.huggingface_config(settings)
         check_heads(config)
+        settings.refuse_unread(HUGGINGFACE_NEUTRAL)
         return replace(config, notes=settings.unread_notes())
 
     def huggingface_config(self, settings: Settings) -> DecoderConfig:
         """The canonical config; variants override it and read their own keys too."""
         layers = settings.integer("num_hidden_layers", maximum=MAX_LAYERS)
         hidden, heads = settings.integer("hidden_size"), settings.integer("num_attention_heads")
-        head_dim = settings.integer("head_dim", self.default_head_dim or hidden // heads)
+        head_dim = settings.optional_integer("head_dim") or self.default_head_dim or head_width(hidden, heads)
         context = settings.integer("max_position_embeddings", self.default_context, maximum=MAX_CONTEXT)
         windows = self.huggingface_windows(settings, layers)
         bias = settings.flag("attention_bias", False)
@@ -54,11 +59,11 @@ class Llama(Architecture):
             hidden=hidden,
             intermediate=settings.integer("intermediate_size"),
             heads=heads,
-            kv_heads=settings.integer("num_key_value_heads", heads),
+            kv_heads=self._huggingface_kv_heads(settings, heads),
             head_dim=head_dim,
             vocab=settings.integer("vocab_size", maximum=MAX_VOCAB),
             context=context,
-            norm_eps=settings.number("rms_norm_eps", 1e-6),
+            norm_eps=settings.epsilon("rms_norm_eps", 1e-6),
             activation=activation(settings, "hidden_act", "silu"),
             tied=settings.flag("tie_word_embeddings", self.tied_by_default),
             ropes=self.huggingface_ropes(settings, head_dim, context, windows),
@@ -68,6 +73,11 @@ class Llama(Architecture):
             attention_output_bias=bias,
             mlp_bias=settings.flag("mlp_bias", False),
         )
+
+    def _huggingface_kv_heads(self, settings: Settings, heads: int) -> int:
+        """Absent, the family's default counts; null means as many as query heads."""
+        default = None if settings.is_null("num_key_value_heads") else self.default_kv_heads
+        return settings.integer("num_key_value_heads", default or heads)
 
     def huggingface_windows(self, settings: Settings, layers: int) -> tuple[int | None, ...]:
         """The sliding window of each layer."""
@@ -85,13 +95,14 @@ class Llama(Architecture):
         settings = Settings(checkpoint.settings, "GGUF metadata")
         config = self.gguf_config(settings, checkpoint)
         check_heads(config)
-        return config
+        settings.refuse_unread(GGUF_NEUTRAL)
+        return replace(config, notes=settings.unread_notes())
 
     def gguf_config(self, settings: Settings, checkpoint: Checkpoint) -> DecoderConfig:
         """The canonical config; variants override it."""
         layers = settings.integer("block_count", maximum=MAX_LAYERS)
         hidden, heads = settings.integer("embedding_length"), settings.integer("attention.head_count")
-        head_dim = settings.integer("attention.key_length", hidden // heads)
+        head_dim = settings.optional_integer("attention.key_length") or head_width(hidden, heads)
         if settings.integer("attention.value_length", head_dim) != head_dim:
             raise settings.refuse("attention.value_length", f"keys are {head_dim} wide and values must be as well")
         context = settings.integer("context_length", maximum=MAX_CONTEXT)
@@ -107,7 +118,7 @@ class Llama(Architecture):
             head_dim=head_dim,
             vocab=gguf_vocab(settings),
             context=context,
-            norm_eps=settings.number("attention.layer_norm_rms_epsilon"),
+            norm_eps=settings.epsilon("attention.layer_norm_rms_epsilon"),
             activation="silu",
             tied="output.weight" not in names,
             ropes=(rope,) * layers,
@@ -264,7 +275,7 @@ def interleaved_rows(heads: int, head_dim: int, rotary: int) -> RowIndex:
 def gguf_vocab(settings: Settings) -> int:
     """Rows of the embedding; older files say it only by their token list."""
     tokens = settings.get("tokenizer.ggml.tokens")
-    return settings.integer("vocab_size", len(tokens) if tokens is not None else None, maximum=MAX_VOCAB)
+    return settings.integer("vocab_size", len(tokens) if isinstance(tokens, list) else None, maximum=MAX_VOCAB)
 
 
 def check_heads(config: DecoderConfig) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from topg.models.base import DecoderConfig
 from topg.models.llama import Llama
-from topg.models.settings import MAX_LAYERS, Settings
+from topg.models.settings import MAX_LAYERS, Settings, sliding_window
 
 
 class Qwen2(Llama):
@@ -15,6 +15,7 @@ class Qwen2(Llama):
     causal_lm_class: ClassVar[str] = "Qwen2ForCausalLM"
     gguf_architecture: ClassVar[str | None] = "qwen2"
     default_context: ClassVar[int] = 32768
+    default_kv_heads: ClassVar[int | None] = 32
 
     def huggingface_config(self, settings: Settings) -> DecoderConfig:
         return replace(super().huggingface_config(settings), qkv_bias=True, attention_output_bias=False)
@@ -29,7 +30,7 @@ class Qwen2(Llama):
 
 def qwen_windows(settings: Settings, layers: int) -> tuple[int | None, ...]:
     """Layers from `max_window_layers` on slide, or those that `layer_types` names, if `use_sliding_window` is set."""
-    window = settings.optional_integer("sliding_window")
+    window = sliding_window(settings)
     first = settings.integer("max_window_layers", 28, minimum=0, maximum=MAX_LAYERS)
     kinds = settings.get("layer_types")
     if not settings.flag("use_sliding_window", False):
@@ -43,7 +44,7 @@ def layer_type_windows(settings: Settings, layers: int, window: int | None) -> t
     """Windows from a `layer_types` list; raises when it does not fit or names an unknown kind."""
     kinds = settings.get("layer_types")
     known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in map(str, kinds)):
         raise settings.refuse("layer_types", f"expected {layers} entries, each one of {', '.join(known)}")
     if window is None and "sliding_attention" in kinds:
         raise settings.refuse("layer_types", "it names sliding layers, but no sliding_window is in effect")

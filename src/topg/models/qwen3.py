@@ -39,6 +39,7 @@ class Qwen3(HeadNormLlama):
     causal_lm_class: ClassVar[str] = "Qwen3ForCausalLM"
     gguf_architecture: ClassVar[str | None] = "qwen3"
     default_context: ClassVar[int] = 32768
+    default_kv_heads: ClassVar[int | None] = 32
     default_head_dim: ClassVar[int | None] = 128
 
     def huggingface_windows(self, settings: Settings, layers: int) -> tuple[int | None, ...]:

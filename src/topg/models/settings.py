@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from topg.errors import CheckpointError, UnsupportedModelError
 from topg.ops import ActivationKind, Rope
 from topg.ops.rope import (
+    MAX_THETA,
     DynamicScaling,
     FactorScaling,
     LinearScaling,
@@ -17,11 +17,16 @@ from topg.ops.rope import (
     RopeScaling,
     YarnScaling,
 )
+from topg.ops.standard import MAX_EPS, MIN_EPS
+from topg.wording import shown
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 24
 MAX_CONTEXT = 1 << 31
+MIN_NUMBER, MAX_NUMBER = 1e-6, MAX_THETA  # of any setting that names no range of its own
+DEFAULT_WINDOW = 4096
+MAX_NOTED = 20  # names of unknown settings in one note
 
 ACTIVATION_NAMES: Mapping[str, ActivationKind] = {
     "silu": "silu",
@@ -42,15 +47,74 @@ INERT_KEYS = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "id2label", "label2id", "problem_type"),
         *("_attn_implementation", "_attn_implementation_autoset", "cache_implementation", "tokenizer_class"),
         *("return_dict", "output_hidden_states", "output_attentions", "is_llama_config", "is_decoder"),
-        *("rope_interleaved", "unsloth_version", "unsloth_fixed", "transformers.js_config"),
+        *("unsloth_version", "unsloth_fixed", "transformers.js_config", "_sliding_window_pattern"),
+        # of a GGUF file
+        *("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"),
     )
 )
+INERT_PREFIXES = ("general.", "tokenizer.", "split.", "quantize.", "imatrix.")  # of a GGUF file
+
+# GGUF settings that change the arithmetic, and the values that leave it as it is.  A family that knows one reads it.
+GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "attention.output_scale": (0, 1),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "expert_count": (0,),
+    "rope.dimension_sections": (),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_attn_factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+
+# The same of a config.json.  The library that wrote it ignores some of these in these families: a file that carries
+# one was made for something else.
+HUGGINGFACE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "query_pre_attn_scalar": (),
+    "embedding_multiplier": (1,),
+    "attention_multiplier": (),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "scale_emb": (1,),
+    "scale_depth": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "n_routed_experts": (0,),
+    "layer_types": ("full_attention",),
+    "sliding_window": (0,),
+    "no_rope_layers": (1,),
+    "rope_interleaved": (False,),
+    "clip_qkv": (0,),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "alibi": (False,),
+    "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "text_config": ({},),
+    "vision_config": ({},),
+    "audio_config": ({},),
+}
 
 
 class Settings:
     """A checkpoint's settings; every getter checks type and range and remembers that the key was read.
 
-    A key with the value null counts as absent, as in every published config.
+    A key with the value null counts as absent; where a family tells the two apart, it asks `is_null`.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -63,6 +127,10 @@ class Settings:
         self._read.add(key)
         return self._values.get(key)
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is given as null."""
+        return key in self._values and self._values[key] is None
+
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_WIDTH) -> int:
         value = self._given(key, default)
         if isinstance(value, float) and value.is_integer():
@@ -71,11 +139,16 @@ class Settings:
             raise self._error(key, value, f"a whole number from {minimum:,} to {maximum:,}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, *, minimum: float = MIN_NUMBER,
+               maximum: float = MAX_NUMBER) -> float:  # fmt: skip
         value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise self._error(key, value, "a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+            raise self._error(key, value, f"a number from {minimum:g} to {maximum:g}")
         return float(value)
+
+    def epsilon(self, key: str, default: float | None = None) -> float:
+        """What a norm adds to the variance."""
+        return self.number(key, default, minimum=MIN_EPS, maximum=MAX_EPS)
 
     def optional_number(self, key: str) -> float | None:
         """A positive number, or None when absent or zero."""
@@ -108,7 +181,7 @@ class Settings:
 
     def refuse(self, key: str, reason: str) -> UnsupportedModelError:
         """The error to raise for a setting that is understood but cannot be honoured."""
-        return UnsupportedModelError(f"{self._where}: {key} is {self._values.get(key)!r}: {reason}")
+        return UnsupportedModelError(f"{self._where}: {key} is {shown(self._values.get(key))}: {reason}")
 
     def unread(self) -> tuple[str, ...]:
         """Keys with a value that nothing read and that are not known to be inert."""
@@ -116,25 +189,57 @@ class Settings:
         return tuple(
             key
             for key, value in self._values.items()
-            if key not in self._read and key not in INERT_KEYS and value not in empty
+            if key not in self._read and not _is_inert(key) and value not in empty
         )
 
     def unread_notes(self) -> tuple[str, ...]:
         """The same as a note for the user."""
         keys = self.unread()
-        return (f"{self._where}: these settings are not known and have no effect: {', '.join(keys)}",) if keys else ()
+        if not keys:
+            return ()
+        names = ", ".join(map(shown, keys[:MAX_NOTED])) + (", ..." if len(keys) > MAX_NOTED else "")
+        return (f"{self._where}: these settings are not known and have no effect: {names}",)
+
+    def refuse_unread(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raise UnsupportedModelError for one of these keys that nothing read, unless its value is a neutral one."""
+        for key in [key for key in neutral if key not in self._read]:
+            if not _is_neutral(self.get(key), neutral[key]):
+                raise self.refuse(key, "this architecture has no such setting")
 
     def _given(self, key: str, default: Any) -> Any:
         value = self.get(key)
         if value is None:
             value = default
         if value is None:
-            raise CheckpointError(f"{self._where} has no {key!r}, which this architecture needs")
+            raise CheckpointError(f"{self._where} has no {shown(key)}, which this architecture needs")
         return value
 
     def _error(self, key: str, value: object, allowed: str) -> CheckpointError:
-        shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-        return CheckpointError(f"{self._where}: {key} is {shown}; expected {allowed}")
+        return CheckpointError(f"{self._where}: {key} is {shown(value)}; expected {allowed}")
+
+
+def _is_inert(key: str) -> bool:
+    return key in INERT_KEYS or key.startswith(INERT_PREFIXES)
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value, or each item of a list, is absent or one of the neutral ones."""
+    items = value if isinstance(value, list) else [value]
+    return all(item is None or any(item == allowed for allowed in neutral) for item in items)
+
+
+def head_width(hidden: int, heads: int) -> int:
+    """Values of a head where nothing else says; raises CheckpointError when the heads do not share the hidden size."""
+    if hidden % heads:
+        raise CheckpointError(f"a hidden size of {hidden} cannot be shared by {heads} attention heads")
+    return hidden // heads
+
+
+def sliding_window(settings: Settings) -> int | None:
+    """The window of sliding layers in tokens: absent it is 4096 in every such family, null or 0 means none."""
+    if settings.is_null("sliding_window") or settings.get("sliding_window") == 0:
+        return None
+    return settings.integer("sliding_window", DEFAULT_WINDOW, maximum=MAX_CONTEXT)
 
 
 def activation(settings: Settings, key: str, default: str) -> ActivationKind:
@@ -161,7 +266,7 @@ def huggingface_rope(settings: Settings, head_dim: int, context: int, *, rotary_
     share = scaling.number("partial_rotary_factor", share)
     original = settings.optional_integer("original_max_position_embeddings")
     dim = rotary_dim(head_dim, share)
-    return Rope(dim, theta, huggingface_scaling(scaling, context, original, dim))
+    return Rope(dim, theta, huggingface_scaling(scaling, context, original))
 
 
 def rotary_dim(head_dim: int, share: float) -> int:
@@ -175,15 +280,14 @@ def rotary_dim(head_dim: int, share: float) -> int:
     return dim
 
 
-def huggingface_scaling(section: Settings, context: int, original: int | None, dim: int) -> RopeScaling | None:
+def huggingface_scaling(section: Settings, context: int, original: int | None) -> RopeScaling | None:
     """Scaling of a `rope_scaling` or `rope_parameters` section; None for "default"."""
-    kind = section.get("rope_type") or section.get("type") or "default"
-    section.get("type")
+    kind = _rope_kind(section)
     scaling: RopeScaling | None = None
     if kind == "linear":
         scaling = LinearScaling(section.number("factor"))
     elif kind == "dynamic":
-        scaling = _dynamic(section, context, dim)
+        scaling = DynamicScaling(section.number("factor"), context)
     elif kind == "llama3":
         scaling = Llama3Scaling(
             section.number("factor"),
@@ -200,18 +304,23 @@ def huggingface_scaling(section: Settings, context: int, original: int | None, d
         )
     section.get("original_max_position_embeddings")
     if section.unread():
-        raise section.refuse(section.unread()[0], f"rope type {kind!r} has no such setting")
+        raise section.refuse(section.unread()[0], f"rope type {shown(kind)} has no such setting")
     return scaling
 
 
-def _dynamic(section: Settings, context: int, dim: int) -> DynamicScaling:
-    if dim <= 2:
-        raise section.refuse("rope_type", "dynamic scaling needs more than 2 rotated values per head")
-    return DynamicScaling(section.number("factor"), context)
+def _rope_kind(section: Settings) -> str:
+    """The kind of scaling, which older files call `type`."""
+    kind, old = section.text("rope_type", ""), section.text("type", "")
+    if kind and old and kind != old:
+        raise section.refuse("type", f"rope_type is {shown(kind)}; keep one of them")
+    return kind or old or "default"
 
 
 def _yarn(section: Settings, context: int, original: int | None) -> YarnScaling:
-    length = original or section.integer("original_max_position_embeddings", context, maximum=MAX_CONTEXT)
+    given = original or section.optional_integer("original_max_position_embeddings")
+    if given is None and section.get("factor") is None:
+        raise section.refuse("factor", "yarn needs its factor, or original_max_position_embeddings")
+    length = given or context
     return YarnScaling(
         factor=section.number("factor", context / length),
         original_length=length,
@@ -229,27 +338,34 @@ def gguf_rope(settings: Settings, head_dim: int, factors: Iterable[float] | None
     """Rope of GGUF metadata; `factors` is its `rope_freqs` tensor where it has one."""
     dim = settings.integer("rope.dimension_count", head_dim, maximum=head_dim)
     theta = settings.number("rope.freq_base", default_theta)
-    kind = settings.text("rope.scaling.type", "none")
-    scaling: RopeScaling | None = None
-    if factors is not None:
-        scaling = FactorScaling(tuple(float(factor) for factor in factors))
-        if len(scaling.factors) != dim // 2:
-            raise CheckpointError(f"rope_freqs holds {len(scaling.factors)} factors; expected {dim // 2}")
+    scaling = _gguf_scaling(settings, dim, theta, context)
+    if factors is None:
+        return Rope(dim, theta, scaling)
+    if scaling is not None:
+        raise settings.refuse("rope.scaling.type", "the file also holds rope_freqs; only one of them is supported")
+    return Rope(dim, theta, FactorScaling(tuple(float(factor) for factor in factors)))
+
+
+def _gguf_scaling(settings: Settings, dim: int, theta: float, context: int) -> RopeScaling | None:
+    """Where the kind is absent, a factor means linear scaling; older files call that factor `rope.scale_linear`."""
+    kind = settings.text("rope.scaling.type", "linear")
+    factor = settings.optional_number("rope.scaling.factor") or settings.optional_number("rope.scale_linear")
     if kind == "linear":
-        if scaling is not None:
-            raise settings.refuse("rope.scaling.type", "the file also holds rope_freqs; only one of them is supported")
-        scaling = LinearScaling(settings.number("rope.scaling.factor"))
-    elif kind == "yarn":
-        original = settings.integer("rope.scaling.original_context_length", context, maximum=MAX_CONTEXT)
-        scaling = YarnScaling(
-            settings.number("rope.scaling.factor"),
-            original,
-            beta_fast=settings.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=settings.number("rope.scaling.yarn_beta_slow", 1.0),
-        )
-        # in this format the factor multiplies the one the paper suggests, elsewhere it replaces it
-        extra = settings.number("rope.scaling.attn_factor", 1.0)
-        scaling = replace(scaling, attention_factor=extra * Rope(dim, theta, scaling).attention_factor)
-    elif kind != "none":
+        return None if factor in (None, 1.0) else LinearScaling(settings.number("rope.scaling.factor", factor))
+    if kind == "yarn":
+        return _gguf_yarn(settings, dim, theta, context)
+    if kind != "none":
         raise settings.refuse("rope.scaling.type", "supported: none, linear, yarn")
-    return Rope(dim, theta, scaling)
+    return None
+
+
+def _gguf_yarn(settings: Settings, dim: int, theta: float, context: int) -> YarnScaling:
+    scaling = YarnScaling(
+        settings.number("rope.scaling.factor"),
+        settings.integer("rope.scaling.original_context_length", context, maximum=MAX_CONTEXT),
+        beta_fast=settings.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=settings.number("rope.scaling.yarn_beta_slow", 1.0),
+    )
+    # in this format the factor multiplies the one the paper suggests, elsewhere it replaces it
+    extra = settings.number("rope.scaling.attn_factor", 1.0)
+    return replace(scaling, attention_factor=extra * Rope(dim, theta, scaling).attention_factor)

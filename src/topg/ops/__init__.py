@@ -3,7 +3,6 @@
 from topg.ops.registry import Op, Workload, op_class, register, registered_kinds
 from topg.ops.rope import Rope
 from topg.ops.standard import (
-    ACTIVATIONS,
     Activation,
     ActivationKind,
     Add,
@@ -19,7 +18,6 @@ from topg.ops.standard import (
 )
 
 __all__ = [
-    "ACTIVATIONS",
     "Activation",
     "ActivationKind",
     "Add",

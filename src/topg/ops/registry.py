@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from topg.errors import UnsupportedModelError
+from topg.wording import shown
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Op:
         """Names of the model tensors this op uses."""
         return tuple(name for field in self.tensor_fields if (name := getattr(self, field)) is not None)
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor this op uses, by name; an op that leaves it out checks its tensors itself."""
+        return {}
+
     def output_width(self, widths: Mapping[str, int]) -> int:
         """Columns of the output buffer; raises ValueError when the input widths do not fit the attributes."""
         raise NotImplementedError
@@ -71,5 +76,7 @@ def registered_kinds() -> tuple[str, ...]:
 def op_class(kind: str) -> type[Op]:
     """The op registered as `kind`; raises UnsupportedModelError naming what exists."""
     if kind not in _KINDS:
-        raise UnsupportedModelError(f"op {kind!r} is not registered; registered ops: {', '.join(registered_kinds())}")
+        raise UnsupportedModelError(
+            f"op {shown(kind)} is not registered; registered ops: {', '.join(registered_kinds())}"
+        )
     return _KINDS[kind]

@@ -6,11 +6,18 @@ Pairs are always (i, i + dim/2) ("half-split"); importers permute weights that w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from topg.errors import CheckpointError
+
+# Wider than anything published, and narrow enough that no angle overflows or loses its digits.
+MAX_THETA = 1e12
+MIN_FACTOR, MAX_FACTOR = 1e-3, 1e6
+MAX_LENGTH = 1 << 31
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -78,11 +85,22 @@ SCALING_KINDS: dict[str, type[RopeScaling]] = {
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotation of the first `dim` values of each head (even; the rest pass through)."""
+    """Rotation of the first `dim` values of each head (even; the rest pass through).
+
+    Raises CheckpointError for values that give no finite angles, whichever file they come from.
+    """
 
     dim: int
     theta: float
     scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim < 2 or self.dim % 2:
+            raise CheckpointError(f"rope: {self.dim} rotated values per head; expected an even number from 2 on")
+        if not 1 < self.theta <= MAX_THETA:
+            raise CheckpointError(f"rope: theta is {self.theta}; expected more than 1 and at most {MAX_THETA:g}")
+        if self.scaling is not None:
+            _check_scaling(self, self.scaling)
 
     @property
     def attention_factor(self) -> float:
@@ -102,6 +120,27 @@ class Rope:
         length = np.maximum(positions + 1, scaling.original_length)
         growth = scaling.factor * length / scaling.original_length - (scaling.factor - 1)
         return np.asarray(self.theta * growth ** (self.dim / (self.dim - 2)), dtype=np.float64)
+
+
+def _check_scaling(rope: Rope, scaling: RopeScaling) -> None:
+    for field in fields(scaling):
+        value = getattr(scaling, field.name)
+        least, most = (1, MAX_LENGTH) if field.name == "original_length" else (MIN_FACTOR, MAX_FACTOR)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not isinstance(number, bool) and not least <= number <= most:
+                raise CheckpointError(f"rope: {scaling.kind} {field.name} is {number}; expected {least} to {most:,.0f}")
+    if isinstance(scaling, DynamicScaling) and rope.dim == 2:
+        raise CheckpointError("rope: dynamic scaling needs more than 2 rotated values per head")
+    if isinstance(scaling, YarnScaling) and scaling.beta_fast < scaling.beta_slow:
+        raise CheckpointError(
+            f"rope: yarn beta_fast is {scaling.beta_fast:g}; it must not be below beta_slow, {scaling.beta_slow:g}"
+        )
+    if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise CheckpointError(
+            f"rope: low_freq_factor {scaling.low_freq_factor} must be below high_freq_factor {scaling.high_freq_factor}"
+        )
+    if isinstance(scaling, FactorScaling) and len(scaling.factors) != rope.dim // 2:
+        raise CheckpointError(f"rope: {len(scaling.factors)} factors are given; expected {rope.dim // 2}")
 
 
 def _scaled(inverse: FloatArray, rope: Rope) -> FloatArray:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
+from topg.errors import CheckpointError
 from topg.ops.registry import Op, Workload, register
 from topg.ops.rope import Rope
+from topg.wording import shown
 
 NormKind = Literal["rms", "layer"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
-ACTIVATIONS: tuple[str, ...] = get_args(ActivationKind)
 
 
 def _expect(op: Op, what: str, given: int, wanted: int) -> None:
     if given != wanted:
-        raise ValueError(f"{op.kind} {op.name!r}: {what} is {given} wide, expected {wanted}")
+        raise ValueError(f"{op.kind} {shown(op.name)}: {what} is {given} wide, expected {wanted}")
+
+
+# Wider than anything published; beyond them float32 overflows, or a norm divides by what rounds to zero.
+MIN_EPS, MAX_EPS = 1e-30, 1.0
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+
+
+def _check_range(op: Op, what: str, value: float | None, least: float, most: float) -> None:
+    """Raise CheckpointError unless an attribute is None or within its range (which nan is not)."""
+    if value is not None and not least <= value <= most:
+        raise CheckpointError(f"{op.kind} {shown(op.name)}: {what} is {value:g}; expected {least:g} to {most:g}")
 
 
 @register
@@ -30,6 +42,9 @@ class Embed(Op):
     weight: str
     vocab: int
     width: int
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {self.weight: (self.vocab, self.width)}
 
     def output_width(self, widths: Mapping[str, int]) -> int:
         return self.width
@@ -58,6 +73,12 @@ class Norm(Op):
     runs: int
     eps: float
 
+    def __post_init__(self) -> None:
+        _check_range(self, "eps", self.eps, MIN_EPS, MAX_EPS)
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(self.tensors(), (self.width,))
+
     def output_width(self, widths: Mapping[str, int]) -> int:
         _expect(self, self.input, widths[self.input], self.width * self.runs)
         return self.width * self.runs
@@ -80,6 +101,10 @@ class Linear(Op):
     bias: str | None
     in_features: int
     out_features: int
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        bias = {self.bias: (self.out_features,)} if self.bias is not None else {}
+        return {self.weight: (self.out_features, self.in_features), **bias}
 
     def output_width(self, widths: Mapping[str, int]) -> int:
         _expect(self, self.input, widths[self.input], self.in_features)
@@ -115,6 +140,22 @@ class Attention(Op):
     window: int | None = None
     softcap: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_range(self, "scale", self.scale, MIN_FACTOR, MAX_FACTOR)
+        _check_range(self, "softcap", self.softcap, MIN_FACTOR, MAX_FACTOR)
+        if min(self.heads, self.kv_heads, self.head_dim) < 1 or self.heads % self.kv_heads:
+            raise CheckpointError(
+                f"attention {shown(self.name)}: {self.heads} heads of {self.head_dim} values cannot"
+                f" share {self.kv_heads} key/value heads"
+            )
+        if self.rope is not None and self.rope.dim > self.head_dim:
+            raise CheckpointError(
+                f"attention {shown(self.name)}: {self.rope.dim} values of each head are rotated,"
+                f" and it has {self.head_dim}"
+            )
+        if self.window is not None and self.window < 1:
+            raise CheckpointError(f"attention {shown(self.name)}: window is {self.window}; expected 1 or more tokens")
+
     def output_width(self, widths: Mapping[str, int]) -> int:
         _expect(self, self.query, widths[self.query], self.heads * self.head_dim)
         _expect(self, self.key, widths[self.key], self.kv_heads * self.head_dim)
@@ -126,9 +167,11 @@ class Attention(Op):
 
     def _visible_pairs(self, work: Workload) -> int:
         """(query, key) pairs one step looks at."""
-        if self.window is None:
-            return work.tokens * work.context + work.tokens * (work.tokens + 1) // 2
-        return sum(min(self.window, work.context + i + 1) for i in range(work.tokens))
+        growing = work.tokens  # those that see everything before them
+        if self.window is not None:
+            growing = min(work.tokens, max(0, self.window - work.context))
+        pairs = growing * work.context + growing * (growing + 1) // 2
+        return pairs + (work.tokens - growing) * (self.window or 0)
 
 
 @register
@@ -206,6 +249,9 @@ class Scale(Op):
     factor: float
     width: int
 
+    def __post_init__(self) -> None:
+        _check_range(self, "factor", self.factor, MIN_FACTOR, MAX_FACTOR)
+
     def output_width(self, widths: Mapping[str, int]) -> int:
         _expect(self, self.input, widths[self.input], self.width)
         return self.width
@@ -247,6 +293,12 @@ class Logits(Op):
     in_features: int
     vocab: int
     softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_range(self, "softcap", self.softcap, MIN_FACTOR, MAX_FACTOR)
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {self.weight: (self.vocab, self.in_features)}
 
     def output_width(self, widths: Mapping[str, int]) -> int:
         _expect(self, self.input, widths[self.input], self.in_features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from topg.errors import PrecisionError
 from topg.precision.formats import (
@@ -20,7 +20,6 @@ from topg.precision.formats import (
 Role = Literal[
     "embedding", "head", "query", "key", "value", "attention_output", "gate", "up", "down", "norm", "bias",
 ]  # fmt: skip
-ROLES: tuple[Role, ...] = get_args(Role)
 ATTENTION_ROLES: tuple[Role, ...] = ("query", "key", "value", "attention_output")
 VECTOR_ROLES: tuple[Role, ...] = ("norm", "bias")
 

@@ -60,13 +60,19 @@ class Engine:
 
     def next_delta(self, key: int) -> Delta:
         """What is new of an answer since the last call; pumps until there is something."""
-        while True:
-            with self._lock:
-                self._check_open()
-                delta = self._output.take(key)
-                if delta is not None:
-                    return delta
+        while (delta := self.poll(key)) is None:
+            pass
+        return delta
+
+    def poll(self, key: int) -> Delta | None:
+        """What is new of an answer since the last call, if need be after one step; None when that gave it nothing."""
+        with self._lock:
+            self._check_open()
+            delta = self._output.take(key)
+            if delta is None:
                 self._pump()
+                delta = self._output.take(key)
+            return delta
 
     def cancel(self, key: int) -> None:
         """End a request and free its pages; does nothing when it has ended.
@@ -84,6 +90,7 @@ class Engine:
     def status(self) -> EngineStatus:
         """Counts of requests and pages."""
         with self._lock:
+            self._check_open()
             self._carry_out_cancels()
             scheduler = self._compute.scheduler
             return EngineStatus(
@@ -92,6 +99,11 @@ class Engine:
                 pages_used=self._pool.used_count,
                 pages_free=self._pool.free_count,
             )
+
+    def require_open(self) -> None:
+        """Raise RequestError once the engine was closed."""
+        with self._lock:
+            self._check_open()
 
     def check(self) -> None:
         """Recount the pages; raises PageAccountingError when one leaked."""
@@ -148,16 +160,28 @@ class AnswerStream:
     def __next__(self) -> Delta:
         if self._ended:
             raise StopIteration
-        delta = self._engine.next_delta(self._key)
-        if delta.finish_reason is not None:
-            self.close()
-        return delta
+        return self._seen(self._engine.next_delta(self._key))
+
+    def poll(self) -> Delta | None:
+        """The next delta, or None when it takes more than one step, as in a long prompt, or the answer has ended."""
+        delta = None if self._ended else self._engine.poll(self._key)
+        return None if delta is None else self._seen(delta)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended
 
     def close(self) -> None:
         """End the request, unless it has ended.  Later reads give nothing more."""
         if not self._ended:
             self._ended = True
             self._engine.cancel(self._key)
+
+    def _seen(self, delta: Delta) -> Delta:
+        if delta.finish_reason is not None:
+            self.close()
+        return delta
 
     def __enter__(self) -> AnswerStream:
         return self

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from topg.errors import PromptTooLongError, RequestError
-from topg.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from topg.tokenizer.messages import check_messages
+from topg.sampling_params import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_TOKENS, SamplingParams, whole_number
+from topg.tokenizer.messages import check_messages, text_size
 from topg.tokenizer.tokenizer import Tokenizer
 from topg.types import Request
+from topg.wording import shown
 
 MAX_CHARACTERS_PER_TOKEN = 512
 SEED_BITS = 53  # a drawn seed survives JSON readers that keep numbers as doubles
@@ -41,14 +42,14 @@ class Intake:
         Raises RequestError naming the field at fault.
         """
         if isinstance(prompt, str):
-            return self._request(self._encode(prompt), params)
-        return self._request(self._checked_ids(prompt), params)
+            return self._request(self._encode(prompt), params, DEFAULT_MAX_TOKENS)
+        return self._request(self._checked_ids(prompt), params, DEFAULT_MAX_TOKENS)
 
     def from_messages(self, messages: Messages, params: SamplingParams) -> Request:
         """A request for a chat: the model's template is rendered over the messages."""
         checked = check_messages(messages)
-        self._check_size(sum(len(message["content"]) for message in checked), "messages")
-        return self._request(self.tokenizer.encode_chat(checked), params)
+        self._check_size(text_size(checked), "messages")
+        return self._request(self.tokenizer.encode_chat(checked), params, DEFAULT_CHAT_TOKENS)
 
     def _encode(self, text: str) -> list[int]:
         self._check_size(len(text), "prompt")
@@ -66,29 +67,52 @@ class Intake:
     def _checked_ids(self, ids: object) -> list[int]:
         if not isinstance(ids, Sequence) or isinstance(ids, (bytes, bytearray)):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(ids).__name__}", param="prompt")
-        for token in ids:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.limits.vocab:
-                allowed = f"allowed: whole numbers from 0 to {self.limits.vocab - 1}"
-                raise RequestError(f"the prompt holds the token id {token!r:.80}; {allowed}", param="prompt")
-        return list(ids)
+        if not ids:
+            raise RequestError("the prompt is an empty list, so it has no tokens; give at least one", param="prompt")
+        return [self._checked_id(token) for token in ids]
 
-    def _request(self, tokens: Sequence[int], params: SamplingParams) -> Request:
+    def _checked_id(self, given: object) -> int:
+        if isinstance(given, (str, list, tuple)):
+            raise RequestError(
+                f"one prompt is a text or a list of token ids, and this list holds {shown(given)}; "
+                "generate takes a list of prompts", param="prompt",
+            )  # fmt: skip
+        token = whole_number(given)
+        if token is None or not 0 <= token < self.limits.vocab:
+            allowed = f"allowed: whole numbers from 0 to {self.limits.vocab - 1}"
+            raise RequestError(f"the prompt holds the token id {shown(given)}; {allowed}", param="prompt")
+        return token
+
+    def _request(self, tokens: Sequence[int], params: SamplingParams, default_tokens: int) -> Request:
         if not tokens:
             raise RequestError(
                 "the prompt has no tokens, and this model adds none in front; give at least one character or token id",
                 param="prompt",
             )
         params.check_tokens(self.limits.vocab)
-        end_tokens = frozenset() if params.ignore_eos else self._end_tokens
+        end_tokens = (frozenset() if params.ignore_eos else self._end_tokens).union(params.stop_token_ids)
+        self._check_possible(params, end_tokens)
         return Request(
             prompt_tokens=tuple(tokens),
             params=params,
-            max_tokens=self._max_tokens(len(tokens), params),
+            max_tokens=self._max_tokens(len(tokens), params, default_tokens),
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
-            end_tokens=end_tokens | frozenset(params.stop_token_ids),
+            end_tokens=end_tokens,
         )
 
-    def _max_tokens(self, prompt_tokens: int, params: SamplingParams) -> int:
+    def _check_possible(self, params: SamplingParams, end_tokens: frozenset[int]) -> None:
+        """Refuse constraints that leave no token to draw at the first step."""
+        kept = set(params.exclusive_tokens) or set(range(self.limits.vocab)).difference(params.banned_tokens)
+        if params.min_tokens > 0:
+            kept -= end_tokens
+        if not kept:
+            raise RequestError(
+                "logit_bias leaves no token to draw"
+                + (" that does not end the text, and min_tokens is not 0" if params.min_tokens > 0 else "")
+                + "; allow at least one", param="logit_bias",
+            )  # fmt: skip
+
+    def _max_tokens(self, prompt_tokens: int, params: SamplingParams, default: int) -> int:
         """Tokens to generate at most: what was asked for if it fits, or the default cut to what fits."""
         context = self.limits.max_context
         room = context - prompt_tokens
@@ -97,7 +121,7 @@ class Intake:
                 f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer in a context of {context}; "
                 "shorten the prompt or raise max_context", param="prompt",
             )  # fmt: skip
-        wanted = min(DEFAULT_MAX_TOKENS, room) if params.max_tokens is None else params.max_tokens
+        wanted = min(default, room) if params.max_tokens is None else params.max_tokens
         for name, value in (("max_tokens", wanted), ("min_tokens", params.min_tokens)):
             if value > room:
                 raise PromptTooLongError(

@@ -13,11 +13,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
 
-from topg.errors import ChatTemplateError, CheckpointError
+from topg.errors import ChatTemplateError
 
 MAX_SECONDS = 2.0
 MAX_OUTPUT_CHARS = 4_000_000
-MAX_SOURCE_CHARS = 1_000_000
+MAX_SOURCE_CHARS = 256_000
 MAX_DATE_FORMAT = 200
 
 _FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
@@ -37,20 +37,17 @@ class ChatTemplate:
         max_seconds: float = MAX_SECONDS,
         max_chars: int = MAX_OUTPUT_CHARS,
         now: Callable[[], datetime] = datetime.now,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
         self._names = dict(names)
         self._max_seconds = max_seconds
         self._max_chars = max_chars
         self._now = now
+        self._clock = clock
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """The text of a chat.
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The text of a chat.  Templates see `tools` as none.
 
         Raises ChatTemplateError (param "messages") when there is no template, when it is broken, refuses the messages
         (its own words are in the message), reaches for what the sandbox does not offer, or goes over its limits.
@@ -61,8 +58,8 @@ class ChatTemplate:
         from topg.tokenizer.template_sandbox import LIMITS
 
         compiled = self._compiled
-        limits = RenderLimits(self._max_seconds, self._max_chars, time.monotonic)
-        variables: dict[str, Any] = {"messages": messages, "tools": tools} | self._names
+        limits = RenderLimits(self._max_seconds, self._max_chars, self._clock)
+        variables: dict[str, Any] = {"messages": messages, "tools": None} | self._names
         variables |= {"add_generation_prompt": add_generation_prompt, LIMITS: limits}
         try:
             return _collect(compiled.generate(variables), limits)
@@ -70,6 +67,10 @@ class ChatTemplate:
             raise _error(f"the chat template failed: {error.message}") from error
         except _FAILURES as error:
             raise _error(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+    def compile(self) -> None:
+        """Raises the ChatTemplateError that every chat would get: there is no template, or it is broken or too long."""
+        _ = self._compiled
 
     @cached_property
     def _compiled(self) -> Any:
@@ -94,24 +95,6 @@ class ChatTemplate:
         if len(pattern) > MAX_DATE_FORMAT:
             raise ValueError(f"a date format of {len(pattern)} characters; at most {MAX_DATE_FORMAT} are allowed")
         return self._now().strftime(pattern)
-
-
-def huggingface_chat_template(tokenizer_config: Mapping[str, Any] | None, own_file: str | None) -> str | None:
-    """The template of a Hugging Face folder: the text of chat_template.jinja if there is one, else the config's.
-
-    A config may hold several named templates; the one called "default" counts.
-    """
-    if own_file is not None:
-        return own_file
-    value = (tokenizer_config or {}).get("chat_template")
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
-        if "default" not in named:
-            raise CheckpointError(f"tokenizer_config.json has the chat templates {list(named)}, none of them 'default'")
-        value = named["default"]
-    if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"tokenizer_config.json: chat_template must be a text, not {type(value).__name__}")
-    return value
 
 
 def _collect(pieces: Any, limits: Any) -> str:

@@ -8,9 +8,11 @@ kind's conventions do: pretokenizers.py for byte-level BPE, `_spm_parts` here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 from topg.errors import CheckpointError, UnsupportedModelError
@@ -67,7 +69,7 @@ def rebuild(metadata: Mapping[str, Any]) -> str:
     model = metadata.get(PREFIX + "model")
     if model not in MODELS:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.model is {model!r}; supported are {', '.join(MODELS)}. "
+            f"tokenizer.ggml.model is {model!r:.60}; supported are {', '.join(MODELS)}. "
             "Convert the model's original Hugging Face folder instead"
         )
     parts = _spm_parts(metadata) if model == "llama" else _byte_level_parts(metadata)
@@ -161,9 +163,12 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
         types = [TokenType.NORMAL] * len(tokens)
     _check_length("token_type", types, tokens)
     _check_unique(tokens)
-    unknown = sorted({int(kind) for kind in types} - {*TokenType})
-    if unknown:
-        raise CheckpointError(f"tokenizer.ggml.token_type holds {unknown}; the types are {[*map(int, TokenType)]}")
+    if "" in tokens:
+        raise CheckpointError(f"tokenizer.ggml.tokens[{tokens.index('')}] is empty; every token needs a text")
+    known = {*map(int, TokenType)}
+    for index, kind in enumerate(types):
+        if not isinstance(kind, Integral) or kind not in known:
+            raise CheckpointError(f"tokenizer.ggml.token_type[{index}] is {kind!r:.60}; the types are {sorted(known)}")
     return _Vocabulary(tokens, [int(kind) for kind in types])
 
 
@@ -171,6 +176,8 @@ def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
     values = metadata.get(PREFIX + name)
     if values is None:
         raise CheckpointError(f"the GGUF file has no tokenizer.ggml.{name}; it holds no usable tokenizer")
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise CheckpointError(f"tokenizer.ggml.{name} must be a list of texts, not {type(values).__name__}")
     texts = list(values)
     wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
@@ -181,11 +188,13 @@ def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
 def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, bool):
-        raise CheckpointError(f"tokenizer.ggml.{name} must be true or false, not {value!r}")
+        raise CheckpointError(f"tokenizer.ggml.{name} must be true or false, not {value!r:.60}")
     return value
 
 
 def _check_length(name: str, values: Any, tokens: Sequence[str]) -> None:
+    if not isinstance(values, Sized) or isinstance(values, str):
+        raise CheckpointError(f"tokenizer.ggml.{name} must be a list, not {type(values).__name__}")
     if len(values) != len(tokens):
         raise CheckpointError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
 
@@ -217,6 +226,9 @@ def _scores(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Sequence[fl
     if scores is None:
         raise CheckpointError("the GGUF file has no tokenizer.ggml.scores, which a SentencePiece tokenizer needs")
     _check_length("scores", scores, vocabulary.tokens)
+    for index, score in enumerate(scores):
+        if not isinstance(score, Real) or not isfinite(score):
+            raise CheckpointError(f"tokenizer.ggml.scores[{index}] is {score!r:.60}; every score is a finite number")
     return [float(score) for score in scores]
 
 

@@ -10,6 +10,7 @@ from topg.errors import RequestError
 PARAM = "messages"
 TEXT_PARTS = ("text", "input_text", "output_text")
 PART_SEPARATOR = "\n"
+MAX_DEPTH = 50
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -27,6 +28,19 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def text_size(value: Any, depth: int = 0) -> int:
+    """Characters of all texts in checked messages, keys included; raises RequestError for what nests too deep."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"messages nest values more than {MAX_DEPTH} deep", PARAM)
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(text_size(key, depth) + text_size(item, depth + 1) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(text_size(item, depth + 1) for item in value)
+    return 0
+
+
 def _check_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object with role and content, not {type(message).__name__}", PARAM)
@@ -35,7 +49,22 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     role = message["role"]
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}.role must be a text of at least one character, not {role!r}", PARAM)
+    _check_tool_calls(message.get("tool_calls"), f"{where}.tool_calls")
     return dict(message) | {"content": _content(message, where)}
+
+
+def _check_tool_calls(calls: Any, where: str) -> None:
+    """Tool calls go to the template as they are, which reads their keys: a list of objects, if any."""
+    if calls is None:
+        return
+    if not isinstance(calls, list | tuple):
+        raise RequestError(f"{where} must be a list of objects, not {type(calls).__name__}", PARAM)
+    for index, call in enumerate(calls):
+        if not isinstance(call, Mapping):
+            raise RequestError(f"{where}[{index}] must be an object, not {type(call).__name__}", PARAM)
+        function = call.get("function", {})
+        if not isinstance(function, Mapping):
+            raise RequestError(f"{where}[{index}].function must be an object, not {type(function).__name__}", PARAM)
 
 
 def _content(message: Mapping[str, Any], where: str) -> str:

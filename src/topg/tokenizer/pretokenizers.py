@@ -103,11 +103,11 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType({
 })  # fmt: skip
 
 
-def pre_tokenizer(name: str) -> PreTokenizer:
+def pre_tokenizer(name: object) -> PreTokenizer:
     """The entry of that name; raises UnsupportedModelError with the names there are."""
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.pre is {name!r}; supported are {', '.join(sorted(PRE_TOKENIZERS))}. "
+            f"tokenizer.ggml.pre is {name!r:.60}; supported are {', '.join(sorted(PRE_TOKENIZERS))}. "
             "Convert the model's original Hugging Face folder instead"
         )
     return PRE_TOKENIZERS[name]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from topg.errors import CheckpointError, UnsupportedModelError
+from topg.tokenizer.tokenizer_file import PanicsAs, read_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -73,25 +74,22 @@ def collect_huggingface(
     `tokenizer_json` is the text of tokenizer.json.  Whether a begin token is added is read off the tokenizer's
     post-processor; a post-processor may also write nothing, then `add_bos_token` of tokenizer_config.json counts.
     An end token that a post-processor would append is left out: a prompt that is to be continued must not end.
-    Raises CheckpointError for ids out of range or tokens the tokenizer does not know, UnsupportedModelError for a
-    post-processor that writes more than one token before the text.
+    Raises CheckpointError for what is no id and for tokens the tokenizer does not know, UnsupportedModelError for a
+    post-processor that writes more than one token before the text.  Whether the model has the ids is not looked at.
     """
-    fast = load_fast_tokenizer(tokenizer_json)
+    fast = read_tokenizer_file(tokenizer_json).load()
     named = tokenizer_config or {}
-    rows = _vocabulary_rows(config, fast)
     generation = generation_config or {}
     own = {key: _named_id(fast, named, key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
     bos, add_bos = _huggingface_bos(fast, named, own["bos_token"], _config_id(config, "bos_token_id"))
-    tokens = SpecialTokens(
+    return SpecialTokens(
         bos=bos,
         add_bos=add_bos,
-        eos=_union(own["eos_token"], _setting(config, "eos_token_id"), generation.get("eos_token_id")),
+        eos=_union(own["eos_token"], config.get("eos_token_id"), generation.get("eos_token_id")),
         pad=own["pad_token"] if "pad_token" in named else _config_id(config, "pad_token_id"),
         unk=own["unk_token"],
         chat_markers=_markers(fast, chat_template),
     )
-    _check_range(tokens, rows)
-    return tokens
 
 
 def collect_gguf(metadata: Mapping[str, Any], tokenizer_json: str) -> SpecialTokens:
@@ -103,13 +101,15 @@ def collect_gguf(metadata: Mapping[str, Any], tokenizer_json: str) -> SpecialTok
     """
     from topg.tokenizer.gguf import adds_bos_by_default
 
-    fast = load_fast_tokenizer(tokenizer_json)
+    fast = read_tokenizer_file(tokenizer_json).load()
     spm = metadata.get("tokenizer.ggml.model") == "llama"
     bos = _gguf_id(metadata, "bos_token_id", 1 if spm else None)
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", adds_bos_by_default(metadata) and bos is not None)
     if not isinstance(add_bos, bool):
-        raise CheckpointError(f"tokenizer.ggml.add_bos_token must be true or false, not {add_bos!r}")
-    tokens = SpecialTokens(
+        raise CheckpointError(f"tokenizer.ggml.add_bos_token must be true or false, not {add_bos!r:.60}")
+    if add_bos and bos is None:
+        raise CheckpointError("tokenizer.ggml.add_bos_token is true, but there is no tokenizer.ggml.bos_token_id")
+    return SpecialTokens(
         bos=bos,
         add_bos=add_bos,
         eos=_union(
@@ -119,20 +119,8 @@ def collect_gguf(metadata: Mapping[str, Any], tokenizer_json: str) -> SpecialTok
         ),
         pad=_gguf_id(metadata, "padding_token_id"),
         unk=_gguf_id(metadata, "unknown_token_id", 0 if spm else None),
-        chat_markers=_markers(fast, metadata.get("tokenizer.chat_template")),
+        chat_markers=_markers(fast, _gguf_template(metadata)),
     )
-    _check_range(tokens, fast.get_vocab_size(with_added_tokens=True))
-    return tokens
-
-
-def load_fast_tokenizer(tokenizer_json: str) -> FastTokenizer:
-    """The `tokenizers` object of a tokenizer.json text; raises CheckpointError when it is damaged."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises bare Exception for whatever its parser refuses
-        raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
 
 
 def _huggingface_bos(
@@ -151,8 +139,9 @@ def _huggingface_bos(
 
 def _post_processor_prefix(fast: FastTokenizer) -> list[int]:
     """The ids that the tokenizer writes before a text."""
-    bare = fast.encode(PROBE, add_special_tokens=False).ids
-    full = fast.encode(PROBE, add_special_tokens=True).ids
+    with PanicsAs(CheckpointError("tokenizer.json makes the tokenizers library fail; get the model's file again")):
+        bare = fast.encode(PROBE, add_special_tokens=False).ids
+        full = fast.encode(PROBE, add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return list(full[:start])
@@ -179,26 +168,20 @@ def _markers(fast: FastTokenizer, chat_template: str | None) -> tuple[int, ...]:
     return tuple(sorted(token_id for token_id, token in added.items() if token.special and token.content in template))
 
 
-def _setting(config: Mapping[str, Any], key: str) -> Any:
-    """A value of config.json, or of its text part where the model has several parts."""
-    if key in config:
-        return config[key]
-    return config.get("text_config", {}).get(key)
-
-
 def _config_id(config: Mapping[str, Any], key: str) -> int | None:
-    value = _setting(config, key)
+    value = config.get(key)
     return None if value == NO_TOKEN else _optional_id(value, key)
 
 
-def _vocabulary_rows(config: Mapping[str, Any], fast: FastTokenizer) -> int:
-    """How many ids the model knows: the embedding may have more rows than the tokenizer has tokens."""
-    rows = _setting(config, "vocab_size")
-    return int(rows) if isinstance(rows, int) else int(fast.get_vocab_size(with_added_tokens=True))
+def _gguf_template(metadata: Mapping[str, Any]) -> str | None:
+    template = metadata.get("tokenizer.chat_template")
+    if template is None or isinstance(template, str):
+        return template
+    raise CheckpointError(f"tokenizer.chat_template must be a text, not {type(template).__name__}")
 
 
 def _gguf_id(metadata: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
-    return _optional_id(metadata.get(f"tokenizer.ggml.{name}", default), name)
+    return _optional_id(metadata.get(f"tokenizer.ggml.{name}", default), f"tokenizer.ggml.{name}")
 
 
 def _union(*sources: Any) -> tuple[int, ...]:
@@ -218,10 +201,3 @@ def _optional_id(value: Any, name: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise CheckpointError(f"{name} must be a token id (0 or more), not {value!r}")
     return value
-
-
-def _check_range(tokens: SpecialTokens, rows: int) -> None:
-    single = [("bos", tokens.bos), ("pad", tokens.pad), ("unk", tokens.unk)]
-    for name, token_id in [*single, *(("eos", token_id) for token_id in tokens.eos)]:
-        if token_id is not None and token_id >= rows:
-            raise CheckpointError(f"special token {name} is {token_id}, but the model knows only ids 0 to {rows - 1}")

@@ -10,32 +10,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import Signature, signature, unwrap
+from itertools import islice
 from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-from topg.tokenizer.template_limits import (
-    LimitError,
-    RenderLimits,
-    check_format,
-    check_operator,
-    check_replace,
-    check_width,
-)
+from topg.tokenizer.template_checks import check_filter, check_method, check_operator, check_test, is_iterator
+from topg.tokenizer.template_limits import LimitError, RenderLimits
 
 LIMITS = "render limits"  # the key of the account in a rendering's variables; no template can write a name with a space
+MAX_TOKENS = 20_000  # of a template's source; what compiling costs goes with them
 MAX_JSON_INDENT = 16
-MAX_ROUND_DIGITS = 100
+MAX_JSON_SEPARATOR = 16
 
-_LOOP, _CONCAT, _BUILD, _CHARGE, _TICK = "loop items", "concatenation", "container", "copy", "macro body"
+# Filters woven into the tree.  No template can write their names, and `map` refuses them.
+_LOOP, _CONCAT, _CHARGE, _OPERAND, _TICK = "loop items", "joined texts", "new value", "compared value", "macro body"
 
 JINJA_FILTERS = (
     "abs", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format",
@@ -44,26 +43,18 @@ JINJA_FILTERS = (
     "unique", "upper", "urlencode", "wordcount",
 )  # fmt: skip
 
-TEXT_METHODS = frozenset({
-    "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "index", "isalnum",
-    "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
-    "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace",
-    "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip",
-    "swapcase", "title", "upper", "zfill",
+# Filters that go through their value's items: an iterator reaches them as a list, whose items were measured.
+ITEM_FILTERS = frozenset({
+    "groupby", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort", "sum",
+    "unique", "urlencode",
 })  # fmt: skip
-OTHER_METHODS = {
-    dict: frozenset({"get", "items", "keys", "values", "copy"}),
-    list: frozenset({"count", "index", "copy"}),
-    tuple: frozenset({"count", "index"}),
-    int: frozenset({"bit_length", "is_integer"}),
-    float: frozenset({"is_integer"}),
-}
+MAPPING_FILTERS = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Compiles chat templates.  It keeps no state of a rendering: that travels in the rendering's variables."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})  # what is not here is folded when compiled
 
     def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
         super().__init__(
@@ -74,10 +65,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals |= functions
         self.filters = {name: _counted(name, FILTERS[name]) for name in JINJA_FILTERS}
         self.filters |= {"tojson": _tojson, "join": _join}
-        self.filters |= {_LOOP: _loop, _CONCAT: _concat, _BUILD: _build, _CHARGE: _charge, _TICK: _tick}
+        self.filters |= {_LOOP: _loop, _CONCAT: _concat, _CHARGE: _charge, _OPERAND: _operand, _TICK: _tick}
+        self.tests = {name: _counted_test(name, test) for name, test in TESTS.items()}  # type: ignore[arg-type]
 
     def compile_counted(self, source: str) -> Any:
         """The template, with counting woven in; raises TemplateSyntaxError."""
+        if sum(1 for _ in islice(self.lex(source), MAX_TOKENS + 1)) > MAX_TOKENS:
+            raise TemplateSyntaxError(f"it has more than {MAX_TOKENS} tokens, which is the limit", 1)
         tree = _CountedTree().visit(self.parse(source))
         code = self.compile(tree, filename="<chat template>")
         return self.template_class.from_code(self, code, self.make_globals(None), None)
@@ -85,9 +79,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call in the template: checked before, counted after."""
         limits = _limits(context)
-        _check_method(limits, obj, args, kwargs)
-        result = super().call(context, obj, *args, **kwargs)
-        return limits.build(result) if isinstance(result, dict | list) else limits.charge(result)
+        if not isinstance(obj, Macro):  # what is not the template's own may go through an iterator's items at once
+            args = tuple(_items(limits, value) for value in args)
+            kwargs = {name: _items(limits, value) for name, value in kwargs.items()}
+        check_method(limits, obj, args, kwargs)
+        return limits.charge(super().call(context, obj, *args, **kwargs))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """An attribute outside the sandbox: an error at once, not a value that prints as nothing."""
@@ -125,10 +121,17 @@ class _CountedTree(NodeTransformer):
         self.generic_visit(node)
         return _filter(nodes.Tuple(node.nodes, "load"), _CONCAT)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.expr = _filter(node.expr, _OPERAND)
+        for operand in node.ops:
+            operand.expr = _filter(operand.expr, _OPERAND)
+        return node
+
     def visit_List(self, node: nodes.Expr) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         constant = all(isinstance(child, nodes.Const) for child in node.iter_child_nodes())
-        return node if constant or getattr(node, "ctx", "load") != "load" else _filter(node, _BUILD)
+        return node if constant or getattr(node, "ctx", "load") != "load" else _filter(node, _CHARGE)
 
     visit_Dict = visit_Tuple = visit_List  # noqa: N815
 
@@ -146,12 +149,15 @@ class _CountedTree(NodeTransformer):
 
     def _refuse(self, node: nodes.Node) -> NoReturn:
         kind = type(node).__name__.lower()
-        raise TemplateSyntaxError(f"{kind} is not available to chat templates (recursive loops, files)", node.lineno)
+        raise TemplateSyntaxError(
+            f"{kind} is not available to chat templates (recursive loops, files, escaping)", node.lineno
+        )
 
     def visit_Include(self, node: nodes.Node) -> NoReturn:  # noqa: N802
         self._refuse(node)
 
     visit_Import = visit_FromImport = visit_Extends = visit_Include  # noqa: N815
+    visit_EvalContextModifier = visit_ScopedEvalContextModifier = visit_Include  # noqa: N815  `{% autoescape %}`
 
 
 def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
@@ -191,13 +197,14 @@ def _concat(context: Context, parts: tuple[Any, ...]) -> str:
 
 
 @pass_context
-def _build(context: Context, value: Any) -> Any:
-    return _limits(context).build(value)
+def _charge(context: Context, value: Any) -> Any:
+    return _limits(context).charge(value)
 
 
 @pass_context
-def _charge(context: Context, value: Any) -> Any:
-    return _limits(context).charge(value)
+def _operand(context: Context, value: Any) -> Any:
+    """An operand of a comparison; `x in iterator` compares with every item."""
+    return _compared(_limits(context), value)
 
 
 @pass_context
@@ -209,11 +216,11 @@ def _tick(context: Context, chars: int) -> None:
 def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     """Jinja's `join`, measured first."""
     limits = _limits(context)
-    items = list(limits.each(value, 0))
-    if attribute is not None:
-        items = [context.environment.getitem(item, attribute) for item in items]
-    limits.require(sum(limits.measure(item) for item in items) + len(d) * len(items))
-    joined: str = limits.charge(str(d).join(map(str, items)))
+    check_filter(limits, "join", value, {"attribute": attribute})
+    items = map(make_attrgetter(context.environment, attribute), value) if attribute is not None else value
+    limits.measure(d)
+    separator = str(d)
+    joined: str = limits.charge(separator.join(map(str, limits.listed(items, len(separator)))))
     return joined
 
 
@@ -229,7 +236,9 @@ def _tojson(
     """JSON as it is: no characters escaped for HTML, which would change what the model reads."""
     limits = _limits(context)
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= MAX_JSON_INDENT):
-        raise LimitError(f"it asks for JSON indented by {indent!r}; at most {MAX_JSON_INDENT} spaces are allowed")
+        raise LimitError(f"it asks for JSON indented by {indent!r:.40}; at most {MAX_JSON_INDENT} spaces are allowed")
+    if separators is not None and not all(len(separator) <= MAX_JSON_SEPARATOR for separator in separators):
+        raise LimitError(f"it separates JSON by more than {MAX_JSON_SEPARATOR} characters")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     limits.measure(value)
     pieces, chars = [], 0
@@ -242,71 +251,69 @@ def _tojson(
 
 def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of Jinja's, checked before and counted after."""
-    wants = str(getattr(function, "jinja_pass_arg", None))
+    function = unwrap(function)  # without the choice of an asynchronous version
+    parameters, first = signature(function), _first_argument(function)
+    defaults = {key: item.default for key, item in parameters.parameters.items() if item.default is not item.empty}
 
     @pass_context
     def counted(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         limits = _limits(context)
-        _check_filter(limits, name, value, [*args, *kwargs.values()])
-        if "eval_context" in wants:
-            return limits.charge(function(context.eval_ctx, value, *args, **kwargs))
-        if "context" in wants:
-            return limits.charge(function(context, value, *args, **kwargs))
-        if "environment" in wants:
-            return limits.charge(function(context.environment, value, *args, **kwargs))
-        return limits.charge(function(value, *args, **kwargs))
+        if name in ITEM_FILTERS:
+            value = _items(limits, value)
+        if name in MAPPING_FILTERS:
+            _refuse_own_filters(args)
+        given = (value, *args) if first is None else (first(context), value, *args)
+        check_filter(limits, name, value, _bound(parameters, given, kwargs) if args or kwargs else defaults)
+        return limits.charge(function(*given, **kwargs))
 
     return counted
 
 
-def _check_filter(limits: RenderLimits, name: str, value: Any, args: list[Any]) -> None:
-    if name == "replace" and len(args) >= 2:
-        check_replace(limits, str(value), args[0], args[1])
-    elif name == "format":
-        check_format(limits, str(value), args)
-    elif name == "indent":
-        _check_indent(limits, str(value), args)
-    elif name == "round" and any(isinstance(digits, int) and abs(digits) > MAX_ROUND_DIGITS for digits in args):
-        raise LimitError(f"it rounds to more than {MAX_ROUND_DIGITS} digits")
-    elif name == "sum" and not all(isinstance(start, int | float | str) for start in args):
-        raise LimitError("it sums what is no number")
-    elif name in ("center", "truncate"):
-        check_width(*args)
-    elif name in ("string", "escape", "e", "urlencode", "title", "upper", "lower", "capitalize", "trim", "wordcount"):
-        limits.measure(value)
+def _bound(parameters: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What every parameter gets, defaults included; raises TypeError as the call would."""
+    arguments = parameters.bind(*args, **kwargs)
+    arguments.apply_defaults()
+    return dict(arguments.arguments)
+
+
+def _counted_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A test of Jinja's (`x is even`), checked before."""
+    first = _first_argument(function)
+
+    @pass_context
+    def counted(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        limits = _limits(context)
+        check_test(limits, name, value, (*args, *kwargs.values()))  # no test takes more than one argument
+        args = tuple(_compared(limits, other) for other in args)
+        given = (value, *args) if first is None else (first(context), value, *args)
+        return function(*given, **kwargs)
+
+    return counted
+
+
+def _first_argument(function: Callable[..., Any]) -> Callable[[Context], Any] | None:
+    """What Jinja hands to a filter or test before the value, if anything."""
+    wanted = str(getattr(function, "jinja_pass_arg", None))
+    if "eval_context" in wanted:
+        return lambda context: context.eval_ctx
+    if "environment" in wanted:
+        return lambda context: context.environment
+    return (lambda context: context) if "context" in wanted else None
+
+
+def _refuse_own_filters(args: tuple[Any, ...]) -> None:
+    """`map('name')` calls any filter of the environment; those woven into the tree are no template's to call."""
+    for name in args:
+        if name in (_LOOP, _CONCAT, _CHARGE, _OPERAND, _TICK):
+            raise SecurityError(f"filter {name!r} is not available to chat templates")
+
+
+def _items(limits: RenderLimits, value: Any) -> Any:
+    """`value`, an iterator as a list of its measured items."""
+    return limits.listed(value) if is_iterator(value) else value
+
+
+def _compared(limits: RenderLimits, value: Any) -> Any:
+    """`value`, an iterator with its items counted as they come."""
     limits.tick()
-
-
-def _check_indent(limits: RenderLimits, text: str, args: list[Any]) -> None:
-    width = args[0] if args else 4
-    check_width(width)
-    spaces = len(width) if isinstance(width, str) else int(width)
-    limits.require(len(text) + (text.count("\n") + 1) * spaces)
-
-
-def _check_method(limits: RenderLimits, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse methods of built-in values outside the lists above, and results that would be too large."""
-    limits.tick()
-    function = getattr(function, "__wrapped__", function)  # the sandbox wraps str.format
-    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if isinstance(owner, str):
-        _check_text_method(limits, owner, name, args, kwargs)
-    for kind, allowed in OTHER_METHODS.items():
-        if isinstance(owner, kind) and name not in allowed:
-            raise SecurityError(f"{kind.__name__}.{name} is not available to chat templates")
-
-
-def _check_text_method(
-    limits: RenderLimits, text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    if name not in TEXT_METHODS:
-        raise SecurityError(f"str.{name} is not available to chat templates")
-    if name == "format":
-        check_format(limits, text, [*args, *kwargs.values()])
-    elif name == "replace" and len(args) >= 2:
-        check_replace(limits, text, args[0], args[1])
-    elif name == "join" and args:
-        items = list(limits.each(args[0], 0))
-        limits.require(sum(limits.measure(item) for item in items) + len(text) * len(items))
-    elif name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
-        check_width(*args, *kwargs.values())
+    return limits.each(value) if is_iterator(value) else value

@@ -9,7 +9,6 @@ The `tokenizers` library does the splitting and merging.  What this module adds 
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -21,8 +20,8 @@ from topg.tokenizer.chat_template import ChatTemplate
 from topg.tokenizer.decoding import DecoderRules
 from topg.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, SpmDetokenizer
 from topg.tokenizer.markers import MarkerQuoter, Markers
-from topg.tokenizer.messages import check_messages
-from topg.tokenizer.special import SpecialTokens, load_fast_tokenizer
+from topg.tokenizer.special import SpecialTokens
+from topg.tokenizer.tokenizer_file import PanicsAs, read_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -32,17 +31,14 @@ class Tokenizer:
     """Text to ids and back.  Safe to use from several threads at once: nothing changes after it is built."""
 
     def __init__(self, tokenizer_json: str, tokens: SpecialTokens, chat_template: str | None) -> None:
-        self._fast = load_fast_tokenizer(tokenizer_json)
-        self._rules = DecoderRules.from_json(_decoder_of(tokenizer_json))
+        """Raises CheckpointError and UnsupportedModelError for a tokenizer.json that cannot be used."""
+        file = read_tokenizer_file(tokenizer_json)
+        self._fast = file.load()
+        self._rules = DecoderRules.from_json(file.decoder)
         added = self._fast.get_added_tokens_decoder()
         self._specials = {token_id: token.content for token_id, token in added.items() if token.special}
         self.tokens = tokens
         self._template = ChatTemplate(chat_template, self._template_names())
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens there are, added ones included; the model's embedding may have more rows."""
-        return int(self._fast.get_vocab_size(with_added_tokens=True))
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,7 +58,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD.  Ids beyond the vocabulary add nothing."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
+        with PanicsAs(CheckpointError("the model's tokenizer.json fails on these tokens; get the model's file again")):
+            return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for: of its text for a special token, none for an id beyond the vocabulary.
@@ -78,44 +75,24 @@ class Tokenizer:
             return ByteLevelDetokenizer(self._shown_bytes)
         return SpmDetokenizer(self._shown_piece, self._rules.strip_start)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> str:
-        """The text of a chat as the model's template writes it.
-
-        Raises RequestError (param "messages") for malformed messages and ChatTemplateError when there is no template,
-        or it refuses or fails.
-        """
-        return self._template.render(check_messages(messages), tools, add_generation_prompt)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Ids of a chat.  The template is the whole prompt: a begin token comes only if the template writes one.
 
-        Special tokens come only from the template.  Where a text in `messages` or `tools` holds one written out, or a
-        piece that could become one next to other text, stand-in characters take the place of its first or last
-        character while the template runs; the special tokens found in the result then are the template's, and
-        everything else is encoded as ordinary text.  A chat without such text is encoded directly.
+        `messages` are as `check_messages` returns them.  Special tokens come only from the template.  Where a text in
+        `messages` holds one written out, or a piece that could become one next to other text, stand-in characters take
+        the place of its first or last character while the template runs; the special tokens found in the result then
+        are the template's, and everything else is encoded as ordinary text.  A chat without such text is encoded
+        directly.  Raises ChatTemplateError when there is no template, or it refuses or fails.
         """
-        checked = check_messages(messages)
-        quoter = MarkerQuoter(self._markers, [checked, tools, self._template.source])
-        rendered = self._template.render(quoter.quote(checked), quoter.quote(tools), add_generation_prompt)
+        quoter = MarkerQuoter(self._markers, [messages, self._template.source])
+        rendered = self._template.render(quoter.quote(messages), add_generation_prompt)
         _check_text(rendered)
         if not quoter.used:
             return self._encode_parsed(rendered)
         return self._quoting.encode(quoter.unquote(self._quoting.mark(rendered)))
 
     def _encode_parsed(self, text: str) -> list[int]:
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
+        return _encode(self._fast, text)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.tokens.bos
@@ -193,8 +170,7 @@ class _QuotingEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text with marks."""
-        ids = self._fast.encode(text, add_special_tokens=False).ids
-        return [self._special_of.get(token_id, token_id) for token_id in ids]
+        return [self._special_of.get(token_id, token_id) for token_id in _encode(self._fast, text)]
 
     def _add_marks(self, fast: FastTokenizer, specials: Mapping[int, str]) -> dict[int, int]:
         """Give every mark the matching rules of its special token; returns mark id -> special id."""
@@ -212,6 +188,12 @@ class _QuotingEncoder:
         return {ids[self._marks[text]]: token_id for token_id, text in specials.items()}
 
 
+def _encode(fast: FastTokenizer, text: str) -> list[int]:
+    failure = "the model's tokenizer.json fails on this text; change the text, or use another model"
+    with PanicsAs(RequestError(failure, "prompt")):
+        return list(fast.encode(text, add_special_tokens=False).ids)
+
+
 def _check_text(text: Any) -> None:
     if not isinstance(text, str):
         raise RequestError(f"a prompt must be a text, not {type(text).__name__}", "prompt")
@@ -223,10 +205,3 @@ def _check_text(text: Any) -> None:
             "Unicode text; send whole characters",
             "prompt",
         ) from error
-
-
-def _decoder_of(tokenizer_json: str) -> Mapping[str, Any] | None:
-    decoder = json.loads(tokenizer_json).get("decoder")
-    if decoder is not None and not isinstance(decoder, dict):
-        raise CheckpointError(f"tokenizer.json: decoder must be an object, not {type(decoder).__name__}")
-    return decoder

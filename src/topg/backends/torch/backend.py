@@ -14,11 +14,12 @@ from topg.backends.torch.attention import Attend, flash_attention, plain_attenti
 from topg.backends.torch.cache import KV_TYPES, PagedCache
 from topg.backends.torch.kernels import KERNELS, Context, Kernel
 from topg.backends.torch.step import check_step, flatten
-from topg.backends.torch.weights import load_weights
+from topg.backends.torch.weights import load_weights, resident_bytes
 from topg.errors import BackendError
 from topg.kv.pages import KVGeometry, KVType, PageAccountingError
 from topg.ops import Embed, SelectRows
 from topg.plan import Plan
+from topg.precision.formats import Precision
 
 
 class TorchBackend:
@@ -50,6 +51,20 @@ class TorchBackend:
             torch.set_num_threads(threads)
         self._weights = load_weights(model, self._device)
         self._cache = PagedCache(self._kv, page_count, self._device)
+
+    @staticmethod
+    def resident_bytes(precision: Precision, shape: tuple[int, ...]) -> int:
+        """See BackendType."""
+        return resident_bytes(precision, shape)
+
+    @staticmethod
+    def device_memory(device: str) -> int | None:
+        """See BackendType; raises BackendError when the device does not exist."""
+        found = _device(device)
+        if found.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(found)
+        return int(free)
 
     @property
     def plan(self) -> Plan:

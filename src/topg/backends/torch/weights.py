@@ -13,11 +13,12 @@ from torch import Tensor
 from topg.backends.source import ModelSource
 from topg.backends.torch.rotation import rotate
 from topg.errors import BackendError, CheckpointError, PrecisionError
-from topg.ops import Embed, Linear, Logits, Norm, Op
 from topg.plan import Plan
 from topg.precision.formats import Precision
 from topg.precision.rotation import ROTATION_GROUP
 from topg.precision.storage import check_parts
+
+FLOAT32_BYTES = 4
 
 # A float32 sum of integers is exact below 2^24; products of two codes reach 127 * 128.
 LARGEST_EXACT_GROUP = 2**24 // (127 * 128)
@@ -93,6 +94,17 @@ def load_weights(model: ModelSource, device: torch.device) -> dict[str, Weight]:
     return {name: _load(model, name, device) for name in model.plan.tensor_names}
 
 
+def resident_bytes(precision: Precision, shape: tuple[int, ...]) -> int:
+    """What a tensor takes in the device's memory: codes are unpacked to a byte each, scales widened to float32."""
+    if not precision.grouped:
+        return precision.nbytes(shape)
+    assert precision.group_size is not None
+    rows, columns = shape
+    padded = precision.groups(columns) * precision.group_size
+    per_group = 2 if precision.minimum else 1
+    return rows * (padded + per_group * FLOAT32_BYTES * (padded // _smaller_group(precision)))
+
+
 def _load(model: ModelSource, name: str, device: torch.device) -> Weight:
     precision, shape = model.precision(name), model.shape(name)
     parts = {part: _to_torch(array, device) for part, array in _checked_parts(model, name).items()}
@@ -109,7 +121,8 @@ def _load(model: ModelSource, name: str, device: torch.device) -> Weight:
 def _common_group(name: str, precision: Precision, groups: int) -> int:
     """The smaller of weight and activation group; raises BackendError when one does not divide the other."""
     assert precision.group_size is not None
-    smaller, larger = sorted((precision.group_size, precision.activation_group or precision.group_size))
+    smaller = _smaller_group(precision)
+    larger = max(precision.group_size, precision.activation_group or 0)
     if smaller < 1 or larger % smaller or smaller > LARGEST_EXACT_GROUP:
         raise BackendError(
             f"tensor {name!r}: groups of {precision.group_size} weights and {precision.activation_group} activations; "
@@ -121,6 +134,11 @@ def _common_group(name: str, precision: Precision, groups: int) -> int:
             f"together they must be a multiple of {ROTATION_GROUP}"
         )
     return smaller
+
+
+def _smaller_group(precision: Precision) -> int:
+    assert precision.group_size is not None
+    return min(precision.group_size, precision.activation_group or precision.group_size)
 
 
 def _per_group(values: Tensor, precision: Precision, size: int) -> Tensor:
@@ -156,23 +174,8 @@ def _to_torch(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def _check_shapes(plan: Plan, model: ModelSource) -> None:
     for op in plan.ops:
-        for name, expected in _tensor_shapes(op).items():
+        for name, expected in op.tensor_shapes().items():
             if model.shape(name) != expected:
                 raise CheckpointError(
                     f"{op.kind} {op.name!r} needs tensor {name!r} of shape {expected}; it has {model.shape(name)}"
                 )
-
-
-def _tensor_shapes(op: Op) -> dict[str, tuple[int, ...]]:
-    """Shapes that a built-in op expects of its tensors; a custom op checks its own."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    if isinstance(op, Embed):
-        shapes[op.weight] = (op.vocab, op.width)
-    elif isinstance(op, Logits):
-        shapes[op.weight] = (op.vocab, op.in_features)
-    elif isinstance(op, Linear):
-        shapes[op.weight] = (op.out_features, op.in_features)
-        shapes |= {op.bias: (op.out_features,)} if op.bias else {}
-    elif isinstance(op, Norm):
-        shapes |= dict.fromkeys(op.tensors(), (op.width,))
-    return shapes
