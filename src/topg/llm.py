@@ -32,7 +32,7 @@ from topg.stages.intake import Intake, IntakeLimits, Messages
 from topg.stages.output import result_of
 from topg.tokenizer.tokenizer import Tokenizer
 from topg.types import GenerationResult, Request
-from topg.wording import shown
+from topg.wording import printable, shown
 
 Prompt = str | Sequence[int]
 
@@ -266,4 +266,4 @@ def _is_messages(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _tell(sentence: str) -> None:
-    print(f"topg: {sentence}", file=sys.stderr)
+    print(printable(f"topg: {sentence}"), file=sys.stderr)

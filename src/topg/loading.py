@@ -42,9 +42,9 @@ def open_model(model: str | Path, quant: str | None, home: Home, notify: Notify)
     """
     path = resolve(str(model), Store(home))
     if is_converted(path):
-        model = _with_recipe(ConvertedModel.open(path), quant)
-        model.verify()
-        return model
+        converted = _with_recipe(ConvertedModel.open(path), quant)
+        converted.verify()
+        return converted
     return _cached(path, quant or DEFAULT_RECIPE, home, notify)
 
 

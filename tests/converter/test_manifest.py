@@ -147,6 +147,7 @@ def test_every_missing_key_is_refused(manifest: Manifest) -> None:
         (("tokens", "eos"), [9999], "the eos token is 9999; ids of this model are 0 to 319"),
         (("tokens", "pad"), 320, "the pad token is 320"),
         (("tokens", "chat_markers"), [320], "the chat marker token is 320"),
+        (("plan", 0, "vocab"), 200, "embed 'embed' has 200 rows, the logits 320 columns"),
         (("plan", 1, "eps"), 0, "eps is 0; expected 1e-30 to 1"),
         (("plan", 1, "eps"), 2.0, "eps is 2; expected 1e-30 to 1"),
         (("plan", 5, "scale"), 0, "scale is 0; expected"),

@@ -110,7 +110,10 @@ def test_values_without_finite_angles_are_refused(
     [
         None, *(LinearScaling(factor) for factor in (1e-3, 1e6)),
         *(DynamicScaling(factor, length) for factor in (1e-3, 1e6) for length in (1, 1 << 31)),
-        *(YarnScaling(factor, length, beta_fast=1e6, beta_slow=1e-3) for factor in (1e-3, 1e6) for length in (1, 1 << 31)),
+        *(
+            YarnScaling(factor, length, beta_fast=1e6, beta_slow=1e-3)
+            for factor in (1e-3, 1e6) for length in (1, 1 << 31)
+        ),
         *(Llama3Scaling(factor, 1e-3, 1e6, length) for factor in (1e-3, 1e6) for length in (1, 1 << 31)),
     ],
 )  # fmt: skip

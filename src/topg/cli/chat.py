@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from topg.cli.messages import say
 from topg.cli.sampling_options import (
     CUT_OFF,
     add_model_arguments,
@@ -106,7 +107,7 @@ def _answer_line(conversation: Conversation, line: str) -> bool:
         conversation.reset()
         print("(the conversation begins anew)")
     else:
-        print(f"there is no command {command.split()[0]}; /help shows them", file=sys.stderr)
+        say(f"there is no command {command.split()[0]}; /help shows them")
     return True
 
 
@@ -117,13 +118,13 @@ def _print_answer(conversation: Conversation, text: str) -> bool:
             for last in conversation.answer(text, stop):
                 print(last.text, end="", flush=True)
     except RequestError as error:
-        print(f"not answered: {error}", file=sys.stderr)
-        print("The message is not part of the conversation; /reset begins anew.", file=sys.stderr)
+        say(f"not answered: {error}")
+        say("The message is not part of the conversation; /reset begins anew.")
         return False
     print()
     note = _note(last)
     if note:
-        print(note, file=sys.stderr)
+        say(note)
     return last is None or last.finish_reason != "error"
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from topg.cli.messages import say
+from topg.cli.options import whole_number
 from topg.cli.sampling_options import (
     CUT_OFF,
     add_model_arguments,
@@ -39,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt-ids", type=_ids, metavar="IDS", help="the prompt as token ids: 1,15,7")
     parser.add_argument("--json", action="store_true", help="print the whole result as one JSON object at the end")
     parser.add_argument(
-        "--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and N alternatives (0 to 20)"
+        "--logprobs",
+        type=whole_number,
+        metavar="N",
+        help="with --json: log-probabilities and N alternatives (0 to 20)",
     )
     add_sampling_arguments(parser)
 
@@ -90,7 +94,8 @@ def _print_text(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
         for delta in stream:
             print(delta.text, end="", flush=True)
             if delta.error is not None:
-                print(f"\ntopg: error: {delta.error}", file=sys.stderr)
+                print(flush=True)
+                say(f"topg: error: {delta.error}")
                 return 1
     print(flush=True)
     if delta.finish_reason == "length":
@@ -106,6 +111,6 @@ def _print_json(llm: LLM, prompt: Prompt, params: SamplingParams) -> int:
 
 def _ids(text: str) -> Sequence[int]:
     try:
-        return [int(item) for item in text.split(",")] if text else []
-    except ValueError:
+        return [whole_number(item) for item in text.split(",")] if text else []
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,15,7") from None

@@ -131,6 +131,7 @@ class Manifest:
         for name, record in body.tensors.items():
             _check_record(name, record)
         plan, tokens = _plan_from_json(body.plan), SpecialTokens.from_json(body.tokens)
+        _check_embedding(plan)
         check_special_tokens(tokens, plan.vocab)
         return cls(
             **{name: getattr(body, name) for name in _PLAIN_FIELDS},
@@ -218,6 +219,15 @@ def _check_record(name: str, record: TensorRecord) -> None:
         check_quantisable(record.precision, record.shape)
     except PrecisionError as error:
         raise CheckpointError(f"{key}.precision: {error}") from error
+
+
+def _check_embedding(plan: Plan) -> None:
+    """Every token that the logits can name is a row of the embedding."""
+    for op in plan.ops:
+        if isinstance(op, ops.Embed) and op.vocab != plan.vocab:
+            raise CheckpointError(
+                f"{MANIFEST_FILE}.plan: embed {shown(op.name)} has {op.vocab} rows, the logits {plan.vocab} columns"
+            )
 
 
 def _plan_from_json(data: Iterable[Mapping[str, Any]]) -> Plan:
