@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeGuard, cast
 
-from topg.backends import load_backend
+from topg.backends import backend_type, load_backend
 from topg.config import SETTINGS, Config, Resolved, resolve
 from topg.converter.format import ConvertedModel
 from topg.errors import ConfigError, RequestError
@@ -70,6 +70,7 @@ class LLM:
         config: Config | Resolved | None = None,
     ) -> None:
         _check_threads(threads)
+        backend_type()  # before a conversion: a missing back end is said at once
         resolved = _resolved(config, max_context, max_batch_size)
         settings = resolved.config
         self.model = open_model(model, quant, Home.find(), _tell)

@@ -237,3 +237,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_fixture_names_tensors_as_gguf_does(tmp_path: Path) -> None:
     names = {gguf_name(name) for name in llama_tensors(llama_config())}
     assert names == set(GgufFile(write_gguf(tmp_path / "model.gguf")).tensors)
+
+
+def test_every_type_that_the_package_dequantises_is_known() -> None:
+    """A newer package than 0.19 may know more than is listed here, none may know less."""
+    from importlib.metadata import version
+
+    from gguf import quants
+
+    from topg.converter.gguf_file import DEQUANTISED_TYPES
+
+    plain = {"F32", "F16"}  # which the package reads without a codec
+    known = {kind.name for kind in quants._type_traits} | plain
+    assert set(DEQUANTISED_TYPES) == known if version("gguf").startswith("0.19.") else set(DEQUANTISED_TYPES) <= known
