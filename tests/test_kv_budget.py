@@ -16,7 +16,7 @@ from topg.config import Config, ExecutionConfig, MemoryConfig
 from topg.converter.convert import ModelConverter
 from topg.converter.format import read_manifest
 from topg.converter.manifest import Manifest
-from topg.errors import BackendError, CapacityError, CheckpointError, UnsupportedModelError
+from topg.errors import BackendError, CapacityError, UnsupportedModelError
 from topg.kv_budget import available_memory, plan_kv
 from topg.plan import PlanBuilder
 from topg.precision.formats import BFLOAT16, FLOAT16, FLOAT32, INT4, INT8_ROTATED, INT8_WEIGHT_ONLY, Precision
@@ -50,12 +50,6 @@ def test_a_full_batch_of_full_contexts(manifest: Manifest) -> None:
 def test_a_page_holds_no_more_than_a_context(manifest: Manifest, context: int, tokens: int) -> None:
     budget = plan_kv(manifest, settings(page_size=10**9), context)
     assert budget.geometry.tokens_per_page == tokens and budget.page_count == 4
-
-
-def test_a_manifest_without_a_context_is_refused(manifest: Manifest) -> None:
-    for context in (0, -5):
-        with pytest.raises(CheckpointError, match=f"context of {context} tokens"):
-            plan_kv(replace(manifest, context=context), settings(), min(context, 200))
 
 
 def test_little_memory_gives_fewer_pages_but_one_context_at_least(

@@ -8,7 +8,7 @@ from pathlib import Path
 from topg.backends import backend_type
 from topg.config import Config
 from topg.converter.manifest import Manifest
-from topg.errors import CapacityError, CheckpointError, UnsupportedModelError
+from topg.errors import CapacityError, UnsupportedModelError
 from topg.kv.pages import KV_BYTES, TOKENS_STEP, KVGeometry, KVType, tokens_per_page
 from topg.units import format_size
 
@@ -28,9 +28,8 @@ def plan_kv(manifest: Manifest, settings: Config, max_context: int, device: str 
     """Pages for `max_batch_size` sequences of `max_context` tokens, or the most that memory.preallocate allows.
 
     The back end tells what the weights take once they are loaded, and what is free on a device with its own memory.
-    Raises CapacityError when not even one such sequence fits, CheckpointError for a model without a context.
+    Raises CapacityError when not even one such sequence fits.
     """
-    context_limit(manifest)
     geometry = _geometry(manifest, settings, max_context)
     per_sequence = -(-max_context // geometry.tokens_per_page)
     wanted = per_sequence * settings.execution.max_batch_size
@@ -46,16 +45,6 @@ def plan_kv(manifest: Manifest, settings: Config, max_context: int, device: str 
             "max_context, or free some memory"
         )
     return KVBudget(geometry, min(wanted, affordable))
-
-
-def context_limit(manifest: Manifest) -> int:
-    """Tokens that the model's context holds at most; raises CheckpointError when that is none."""
-    if manifest.context < 1:
-        raise CheckpointError(
-            f"the manifest of {manifest.name} names a context of {manifest.context} tokens; it must be at least 1: "
-            "convert the model again"
-        )
-    return manifest.context
 
 
 def available_memory() -> int | None:

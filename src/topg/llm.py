@@ -1,10 +1,12 @@
 """`topg.LLM`: a model in this process.
 
-from topg import LLM, SamplingParams
+    from topg import LLM, SamplingParams
 
-with LLM("smollm2-135m") as llm:
-    for result in llm.generate(["The sky is", "Water is"], SamplingParams(temperature=0, max_tokens=20)):
-        print(result.text)
+    with LLM("smollm2-135m") as llm:
+        for result in llm.generate(["The sky is", "Water is"], SamplingParams(temperature=0, max_tokens=20)):
+            print(result.text)
+
+The stages do the work; here a model is opened, its KV pool sized, and a call's arguments checked.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from topg.config import SETTINGS, Config, Resolved, resolve
 from topg.converter.format import ConvertedModel
 from topg.errors import ConfigError, RequestError
 from topg.kv.pages import PagePool
-from topg.kv_budget import KVBudget, context_limit, plan_kv
+from topg.kv_budget import KVBudget, plan_kv
 from topg.loading import open_model
 from topg.paths import Home
 from topg.sampling_params import SamplingParams, whole_number
@@ -172,9 +174,9 @@ class LLM:
         if given is None or isinstance(given, SamplingParams):
             return [self._params(given)] * count
         if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or len(given) != count:
-            shown = f"{len(given)} entries" if isinstance(given, Sequence) else type(given).__name__
+            kind = f"{len(given)} entries" if isinstance(given, Sequence) else type(given).__name__
             raise RequestError(
-                f"sampling_params is {shown} for {count} prompts; give one SamplingParams, or one for each prompt",
+                f"sampling_params is {kind} for {count} prompts; give one SamplingParams, or one for each prompt",
                 param="sampling_params",
             )
         return [self._params(params) for params in given]
@@ -219,7 +221,7 @@ def _by_hand(config: Config) -> Resolved:
 
 
 def _context(model: ConvertedModel, resolved: Resolved) -> int:
-    limit, wanted = context_limit(model.manifest), resolved.config.execution.max_context
+    limit, wanted = model.manifest.context, resolved.config.execution.max_context
     if wanted > limit and not resolved.is_default(MAX_CONTEXT):
         raise ConfigError(
             f"{MAX_CONTEXT} is {wanted} ({resolved.origins[MAX_CONTEXT]}); {model.manifest.name} takes at most {limit} "

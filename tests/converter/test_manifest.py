@@ -143,6 +143,7 @@ def test_every_missing_key_is_refused(manifest: Manifest) -> None:
         (("architecture",), "x", "architecture must be one of gemma3_text, .*, not 'x'"),
         (("recipe",), "x", "recipe must be one of float32, .*, not 'x'"),
         (("context",), 0, "context must be 1 to 2,147,483,648 tokens, not 0"),
+        (("context",), -5, "context must be between 0 and .*, not -5"),
         (("context",), 2**52, "context must be 1 to 2,147,483,648 tokens"),
         (("tokens", "eos"), [9999], "the eos token is 9999; ids of this model are 0 to 319"),
         (("tokens", "pad"), 320, "the pad token is 320"),

@@ -231,21 +231,26 @@ def _gguf_layout(name: str, values: Floats, config: Mapping[str, Any]) -> Floats
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _add_llama_metadata(writer: Any, config: Mapping[str, Any]) -> None:
+def add_gguf_sizes(writer: Any, config: Mapping[str, Any]) -> None:
+    """The metadata keys that every family has."""
     writer.add_type("model")
-    writer.add_name("tiny")
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
+
+
+def _add_llama_metadata(writer: Any, config: Mapping[str, Any]) -> None:
+    add_gguf_sizes(writer, config)
+    writer.add_name("tiny")
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
     writer.add_quantization_version(2)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from support.checkpoints import Floats, add_tokenizer
+from support.checkpoints import Floats, add_gguf_sizes, add_tokenizer
 
 ARCHITECTURES: Mapping[str, tuple[str, gguf.MODEL_ARCH]] = {
     "llama": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -54,13 +54,7 @@ def gguf_from_huggingface(folder: Path, path: Path) -> Path:
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
-    writer.add_type("model")
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
+    add_gguf_sizes(writer, config)
     if config["model_type"] == "gpt_neox":
         writer.add_parallel_residual(config["use_parallel_residual"])
         writer.add_layer_norm_eps(config["layer_norm_eps"])
