@@ -1,9 +1,10 @@
 """What each recipe costs in quality: perplexity, KL divergence and top-1 agreement against float32.
 
-    python bench/quality.py MODEL.gguf [--tokens 20480] [--recipes int8 keep ...]
+    python bench/quality.py MODEL.gguf [--tokens 20480] [--window 512] [--candidates int8 int8+int8 keep ...]
 
-The reference is transformers in float32 on the same (dequantised) file.  The text is the Python library's own
-documentation (`pydoc_data.topics`), cut into windows of 512 tokens.
+A candidate is a recipe, or RECIPE+TYPE with the number type of the KV cache.  The reference is transformers in float32
+on the same (dequantised) file.  The text is the Python library's own documentation (`pydoc_data.topics`), cut into
+windows.
 """
 
 from __future__ import annotations
@@ -14,20 +15,44 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import cast, get_args
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from topg.backends import load_backend
 from topg.backends.base import Backend, SequenceSlice, Step
 from topg.converter import ModelConverter
 from topg.converter.format import ConvertedModel
+from topg.kv.pages import KVType
 from topg.precision.recipes import RECIPE_NAMES
 from topg.tokenizer.tokenizer import Tokenizer
 
-WINDOW = 512
 PAGE_TOKENS = 64
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe and the number type of its KV cache."""
+
+    recipe: str
+    kv_dtype: KVType
+
+    @classmethod
+    def parse(cls, text: str) -> Candidate:
+        recipe, _, kv_dtype = text.partition("+")
+        if recipe not in RECIPE_NAMES or kv_dtype not in ("", *get_args(KVType)):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not RECIPE or RECIPE+TYPE; recipes: {', '.join(RECIPE_NAMES)}; "
+                f"types: {', '.join(get_args(KVType))}"
+            )
+        default: KVType = "float32" if recipe == "float32" else "bfloat16"
+        return cls(recipe, cast(KVType, kv_dtype) if kv_dtype else default)
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, {self.kv_dtype} cache"
 
 
 @dataclass
@@ -56,59 +81,75 @@ class Score:
         )
 
 
-def windows(tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:
+def windows(tokenizer: Tokenizer, tokens: int, window: int) -> Iterator[list[int]]:
     """Consecutive windows of the library's documentation."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     ids = tokenizer.encode(text[: tokens * 8], add_bos=False, parse_special=False)
     bos = [tokenizer.tokens.bos] if tokenizer.tokens.add_bos and tokenizer.tokens.bos is not None else []
-    for index in range(tokens // WINDOW):
-        yield bos + ids[index * WINDOW : (index + 1) * WINDOW - len(bos)]
+    for index in range(tokens // window):
+        yield bos + ids[index * window : (index + 1) * window - len(bos)]
 
 
 def forward(backend: Backend, ids: list[int]) -> torch.Tensor:
-    pages = range(WINDOW // PAGE_TOKENS)
-    return torch.from_numpy(backend.run(Step((SequenceSlice(ids, 0, tuple(pages), "all"),))))
+    """Logits of all tokens, computed in steps of CHUNK."""
+    pages = tuple(range(-(-len(ids) // PAGE_TOKENS)))
+    rows = [
+        backend.run(Step((SequenceSlice(ids[start : start + CHUNK], start, pages, "all"),)))
+        for start in range(0, len(ids), CHUNK)
+    ]
+    return torch.from_numpy(np.concatenate(rows))
 
 
-def load(source: Path, recipe: str, folder: Path) -> tuple[Backend, float, ConvertedModel]:
-    model = ConvertedModel.open(ModelConverter(source, folder / recipe, recipe).convert())
+def load(source: Path, candidate: Candidate, folder: Path, window: int) -> tuple[Backend, float, ConvertedModel]:
+    """A back end for the candidate, the megabytes of its weights, and the converted model."""
+    target = folder / candidate.recipe
+    if not target.exists():
+        ModelConverter(source, target, candidate.recipe).convert()
+    model = ConvertedModel.open(target)
     backend = load_backend(
-        model, page_count=WINDOW // PAGE_TOKENS, tokens_per_page=PAGE_TOKENS,
-        kv_dtype="float32" if recipe == "float32" else "bfloat16",
-    )  # fmt: skip
-    size = sum(path.stat().st_size for path in (folder / recipe).glob("*.safetensors"))
-    return backend, size / 1e6, model
+        model, page_count=-(-window // PAGE_TOKENS), tokens_per_page=PAGE_TOKENS, kv_dtype=candidate.kv_dtype
+    )
+    return backend, sum(path.stat().st_size for path in target.glob("*.safetensors")) / 1e6, model
+
+
+def compare(reference: PreTrainedModel, loaded: dict[Candidate, Backend], texts: Iterator[list[int]]) -> list[Score]:
+    """Scores of the reference against itself, then of every candidate."""
+    scores = [Score() for _ in range(1 + len(loaded))]
+    for ids in texts:
+        targets = torch.tensor(ids[1:])
+        with torch.no_grad():
+            expected = reference(input_ids=torch.tensor([ids])).logits[0].float()
+        scores[0].add(expected, expected, targets)
+        for score, backend in zip(scores[1:], loaded.values(), strict=True):
+            score.add(expected, forward(backend, ids), targets)
+    return scores
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", type=int, default=40 * WINDOW)
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPE_NAMES), choices=RECIPE_NAMES)
+    parser.add_argument("--tokens", type=int, default=20_480)
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--candidates", nargs="+", type=Candidate.parse, metavar="RECIPE[+TYPE]",
+                        default=[Candidate.parse(recipe) for recipe in RECIPE_NAMES])  # fmt: skip
     arguments = parser.parse_args()
     reference = AutoModelForCausalLM.from_pretrained(
         arguments.model.parent, gguf_file=arguments.model.name, dtype=torch.float32
     ).eval()
     with tempfile.TemporaryDirectory() as folder:
-        loaded = {recipe: load(arguments.model, recipe, Path(folder)) for recipe in arguments.recipes}
-        model = next(iter(loaded.values()))[2]
-        tokenizer = model.load_tokenizer()
-        scores = {recipe: Score() for recipe in loaded}
-        baseline = Score()
-        count = 0
-        for ids in windows(tokenizer, arguments.tokens):
-            targets = torch.tensor(ids[1:])
-            with torch.no_grad():
-                expected = reference(input_ids=torch.tensor([ids])).logits[0].float()
-            baseline.add(expected, expected, targets)
-            for recipe, (backend, _, _) in loaded.items():
-                scores[recipe].add(expected, forward(backend, ids), targets)
-            count += 1
+        loaded = {
+            candidate: load(arguments.model, candidate, Path(folder), arguments.window)
+            for candidate in arguments.candidates
+        }
+        tokenizer = next(iter(loaded.values()))[2].load_tokenizer()
+        texts = windows(tokenizer, arguments.tokens, arguments.window)
+        baseline, *scores = compare(reference, {name: entry[0] for name, entry in loaded.items()}, texts)
+        count = arguments.tokens // arguments.window
         perplexity = np.exp(baseline.nll / (baseline.positions - count))
         print(f"{baseline.positions:,} positions; reference perplexity {perplexity:.3f}\n")
         print("| recipe | MB | perplexity | KL mean | KL p99 | top-1 |\n|---|---|---|---|---|---|")
-        for recipe, score in scores.items():
-            print(score.row(recipe, loaded[recipe][1], count))
+        for score, (candidate, (_, megabytes, _)) in zip(scores, loaded.items(), strict=True):
+            print(score.row(str(candidate), megabytes, count))
 
 
 if __name__ == "__main__":

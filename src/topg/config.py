@@ -21,10 +21,12 @@ from topg.config_kinds import Choice, Kind, Share, Size, Switch, Whole
 from topg.errors import ConfigError
 from topg.wording import did_you_mean
 
-KVCacheType = Literal["auto", "float32", "bfloat16"]
+KVCacheType = Literal["auto", "bfloat16", "float32", "int8"]
+BackendChoice = Literal["auto", "native", "torch"]
 
 CONFIG_VARIABLE = "TOPG_CONFIG"
 HOME_VARIABLE = "TOPG_HOME"
+ISA_VARIABLE = "TOPG_ISA"
 VARIABLE_PREFIX = "TOPG_"
 
 T = TypeVar("T")
@@ -67,11 +69,15 @@ class ExecutionConfig(_Section):
     )  # fmt: skip
     enable_flash_attn: bool = _setting(
         True, Switch(), "Compute attention in blocks with a running softmax, so that the scores of all keys never "
-        "stand in memory at once."
+        "stand in memory at once. The native back end has no other way and refuses false."
     )  # fmt: skip
     kv_cache_dtype: KVCacheType = _setting(  # noqa: RUF009  (it makes a field, which ruff cannot see here)
-        "auto", Choice("auto", "bfloat16", "float32"), "Number type of cached keys and values. auto: float32 for a "
-        "float32 model, bfloat16 for every other."
+        "auto", Choice("auto", "bfloat16", "float32", "int8"), "Number type of cached keys and values. auto: float32 "
+        "for a float32 model, bfloat16 for every other."
+    )  # fmt: skip
+    backend: BackendChoice = _setting(  # noqa: RUF009
+        "auto", Choice("auto", "native", "torch"), "What computes. native: ToPG's own kernels on the processor; torch: "
+        "PyTorch, installed with topg[torch], also for a GPU. auto: native on device cpu, torch on every other."
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -198,7 +204,7 @@ def resolve(
 
 def check_variables(environ: Mapping[str, str]) -> None:
     """Raises ConfigError for a variable that begins with TOPG_ and has no meaning: it is a misspelt one."""
-    known = [HOME_VARIABLE, CONFIG_VARIABLE, *(setting.variable for setting in SETTINGS.values())]
+    known = [HOME_VARIABLE, CONFIG_VARIABLE, ISA_VARIABLE, *(setting.variable for setting in SETTINGS.values())]
     for name in sorted(environ):
         if name.startswith(VARIABLE_PREFIX) and name not in known:
             raise ConfigError(

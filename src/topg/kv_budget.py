@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from topg.backends import backend_type
+from topg.backends import BackendType, backend_type
 from topg.config import Config
 from topg.converter.manifest import Manifest
 from topg.errors import CapacityError, UnsupportedModelError
-from topg.kv.pages import KV_BYTES, TOKENS_STEP, KVGeometry, KVType, tokens_per_page
+from topg.kv.pages import TOKENS_STEP, KVGeometry, KVType, tokens_per_page
 from topg.units import format_size
 
 MEMINFO = Path("/proc/meminfo")
@@ -30,15 +30,17 @@ def plan_kv(manifest: Manifest, settings: Config, max_context: int, device: str 
     The back end tells what the weights take once they are loaded, and what is free on a device with its own memory.
     Raises CapacityError when not even one such sequence fits.
     """
-    geometry = _geometry(manifest, settings, max_context)
+    backend = backend_type(settings.execution.backend, device)
+    geometry = _geometry(manifest, settings, max_context, backend)
     per_sequence = -(-max_context // geometry.tokens_per_page)
     wanted = per_sequence * settings.execution.max_batch_size
-    room = _room(manifest, settings.memory.preallocate, device)
+    room = _room(manifest, settings.memory.preallocate, device, backend)
     if room is None:
         return KVBudget(geometry, wanted)
-    affordable = room // geometry.bytes_per_page
+    page_bytes = backend.page_bytes(geometry)
+    affordable = room // page_bytes
     if affordable < per_sequence:
-        needed = format_size(per_sequence * geometry.bytes_per_page)
+        needed = format_size(per_sequence * page_bytes)
         raise CapacityError(
             f"a context of {max_context} tokens needs {needed} of KV cache, "
             f"and {format_size(room)} may be used (memory.preallocate of what is free after the weights): lower "
@@ -53,9 +55,8 @@ def available_memory() -> int | None:
     return min(known, default=None)
 
 
-def _room(manifest: Manifest, share: float, device: str) -> int | None:
+def _room(manifest: Manifest, share: float, device: str, backend: BackendType) -> int | None:
     """Bytes that KV pages may take; None where nobody knows what is free."""
-    backend = backend_type()
     free = backend.device_memory(device)
     if free is None:
         free = available_memory()
@@ -65,7 +66,7 @@ def _room(manifest: Manifest, share: float, device: str) -> int | None:
     return int(max(0, free - weights) * share)
 
 
-def _geometry(manifest: Manifest, settings: Config, max_context: int) -> KVGeometry:
+def _geometry(manifest: Manifest, settings: Config, max_context: int, backend: BackendType) -> KVGeometry:
     attention = manifest.plan.attention
     if not attention:
         raise UnsupportedModelError(
@@ -74,7 +75,7 @@ def _geometry(manifest: Manifest, settings: Config, max_context: int) -> KVGeome
     wanted = settings.execution.kv_cache_dtype
     dtype: KVType = ("float32" if manifest.recipe == "float32" else "bfloat16") if wanted == "auto" else wanted
     shape = (len(attention), attention[0].kv_heads, attention[0].head_dim)
-    bytes_per_token = shape[0] * 2 * shape[1] * shape[2] * KV_BYTES[dtype]
+    bytes_per_token = backend.page_bytes(KVGeometry(*shape, dtype, TOKENS_STEP)) // TOKENS_STEP
     usable = -(-max_context // TOKENS_STEP) * TOKENS_STEP  # no sequence fills more of a page
     tokens = min(usable, tokens_per_page(bytes_per_token, settings.memory.page_size))
     return KVGeometry(*shape, dtype, tokens)

@@ -48,7 +48,7 @@ class LLM:
     model           a pulled name, a converted folder, a Hugging Face folder or a GGUF file; the last two are converted
                     into the cache on first use, with a line on stderr
     quant           recipe for a source that is not converted yet (default: int8)
-    device          "cpu", or a torch device such as "cuda"
+    device          "cpu", or a torch device such as "cuda", for which topg[torch] must be installed
     threads         threads of the CPU, 1 to 1024; None: the back end's choice
     max_context     tokens of prompt and answer together; None: the configuration's.  More than the model's own limit is
                     refused, whoever asks for it; only the default is cut to it
@@ -72,9 +72,10 @@ class LLM:
         config: Config | Resolved | None = None,
     ) -> None:
         _check_threads(threads)
-        backend_type()  # before a conversion: a missing back end is said at once
         resolved = _resolved(config, max_context, max_batch_size)
         settings = resolved.config
+        # Before a conversion: a back end that is missing, or cannot do what is asked for, is said at once.
+        backend_type(settings.execution.backend, device, flash_attention=settings.execution.enable_flash_attn)
         self.model = open_model(model, quant, Home.find(), _tell)
         self.max_context = _context(self.model, resolved)
         self.tokenizer = self.model.load_tokenizer()
@@ -237,6 +238,7 @@ def _engine(
     limits = SchedulerLimits(execution.max_batch_size, execution.prefill_chunk)
     backend = load_backend(
         model,
+        execution.backend,
         page_count=kv.page_count,
         tokens_per_page=kv.geometry.tokens_per_page,
         kv_dtype=kv.geometry.dtype,

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from topg.backends.base import SequenceSlice, Step
+from topg.errors import ComputeError
 from topg.kv.pages import KVGeometry
 from topg.plan import Plan, PlanBuilder
+from topg.sampling import Sampled, SamplerState, sample
 
 Floats = npt.NDArray[np.float32]
 Script = Callable[[Sequence[int]], Floats]
@@ -41,6 +43,9 @@ class FakeBackend:
         wanted = [tokens for part, tokens in zip(step.slices, written, strict=True) if part.logits == "last"]
         rows = [self._script(tokens) for tokens in wanted]
         return np.array(rows, np.float32).reshape(len(rows), self.plan.vocab)
+
+    def run_and_sample(self, step: Step, states: Sequence[SamplerState]) -> list[Sampled | ComputeError]:
+        return sample(self.run(step), states)
 
     def copy_page(self, source: int, target: int) -> None:
         self._slots[target] = self._slots[source]

@@ -51,6 +51,9 @@ class MemoryModel:
     def part(self, tensor: str, part_name: str) -> npt.NDArray[Any]:
         return self._parts[tensor][part_name]
 
+    def release_memory(self) -> None:
+        """Nothing is mapped."""
+
     def dequantised(self, tensor: str) -> FloatArray:
         """The float32 values that the stored parts stand for."""
         return dequantise(self._parts[tensor], self._precisions[tensor], self._shapes[tensor])

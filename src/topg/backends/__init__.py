@@ -1,34 +1,64 @@
-"""Back ends run plans: `base` is the contract, `torch` the one that exists.  Importing this package loads no torch."""
+"""Back ends run plans: `base` is the contract, `native` is fast, `torch` the oracle and the way to a GPU.
+
+Importing this package loads neither of them.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from topg.backends.base import Backend, BackendOptions, BackendType, SequenceSlice, Step
+from topg.backends.base import Backend, BackendName, BackendOptions, BackendType, SequenceSlice, Step
 from topg.backends.source import ModelSource
+from topg.config import ISA_VARIABLE, BackendChoice
 from topg.errors import BackendError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` from 3.11
 
+    from topg.backends.native import NativeBackend
     from topg.backends.torch import TorchBackend
 
 __all__ = ["Backend", "BackendOptions", "BackendType", "ModelSource", "SequenceSlice", "Step", "backend_type",
            "load_backend"]  # fmt: skip
 
 
-def load_backend(model: ModelSource, **options: Unpack[BackendOptions]) -> Backend:
+def load_backend(model: ModelSource, backend: BackendChoice = "auto", **options: Unpack[BackendOptions]) -> Backend:
     """Load a model's weights onto a device, with a pool of KV pages.
 
-    Raises BackendError when torch is not installed, the device does not exist, or an op of the plan has no kernel.
+    Raises BackendError when the back end is not installed, cannot do what the options ask for, or has no kernel for an
+    op or precision of the model.
     """
-    return _torch_backend()(model, **options)
+    if _choice(backend, options.get("device", "cpu")) == "torch":
+        return _torch_backend()(model, **options)
+    return _native_backend()(model, isa=os.environ.get(ISA_VARIABLE, ""), **options)
 
 
-def backend_type() -> BackendType:
-    """What `load_backend` will load; raises BackendError when torch is not installed."""
-    return _torch_backend()
+def backend_type(backend: BackendChoice = "auto", device: str = "cpu", *, flash_attention: bool = True) -> BackendType:
+    """What `load_backend` will load; raises BackendError when it is not installed or cannot do what is asked for."""
+    if _choice(backend, device) == "torch":
+        return _torch_backend()
+    native = _native_backend()
+    native.check_options(device, flash_attention, os.environ.get(ISA_VARIABLE, ""))
+    return native
+
+
+def _choice(backend: BackendChoice, device: str) -> BackendName:
+    """auto: native on the processor, torch elsewhere."""
+    if backend == "auto":
+        return "native" if device == "cpu" else "torch"
+    return backend
+
+
+def _native_backend() -> type[NativeBackend]:
+    try:
+        from topg.backends.native import NativeBackend
+    except ModuleNotFoundError as error:
+        if error.name != "topg._native":
+            raise
+        message = "the native back end is not built: install topg with pip, or choose execution.backend torch"
+        raise BackendError(message) from error
+    return NativeBackend
 
 
 def _torch_backend() -> type[TorchBackend]:

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from topg.errors import ComputeError
 from topg.kv.pages import KVGeometry, KVType
 from topg.plan import Plan
 from topg.precision.formats import Precision
+from topg.sampling import Sampled, SamplerState
 
 if TYPE_CHECKING:
     from typing_extensions import Required  # in `typing` from 3.11
 
+BackendName = Literal["native", "torch"]
 LogitsWanted = Literal["none", "last", "all"]
 
 
@@ -87,6 +90,12 @@ class Backend(Protocol):
         Writes the pages at the new tokens' slots and no other memory that outlives the call.  The result stays valid.
         """
 
+    def run_and_sample(self, step: Step, states: Sequence[SamplerState]) -> list[Sampled | ComputeError]:
+        """Compute a step and draw from each row of its logits, in order; states[i] belongs to row i.
+
+        A row without usable numbers gives a ComputeError in its place.  States are read, not changed.
+        """
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers of a page (copy on write)."""
 
@@ -96,6 +105,9 @@ class BackendType(Protocol):
 
     def resident_bytes(self, precision: Precision, shape: tuple[int, ...]) -> int:
         """Memory that a tensor takes once it is loaded; more than its file where codes are unpacked."""
+
+    def page_bytes(self, kv: KVGeometry) -> int:
+        """Memory of a page of the KV cache, with what it is filled up by."""
 
     def device_memory(self, device: str) -> int | None:
         """Free bytes of a device that has a memory of its own; None for one that uses the host's."""

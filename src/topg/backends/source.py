@@ -6,8 +6,10 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from topg.errors import CheckpointError, PrecisionError
 from topg.plan import Plan
 from topg.precision.formats import Precision
+from topg.precision.storage import Parts, check_parts
 
 
 class ModelSource(Protocol):
@@ -25,3 +27,27 @@ class ModelSource(Protocol):
 
     def part(self, tensor: str, part_name: str) -> npt.NDArray[Any]:
         """One stored array; bfloat16 comes as uint16 bit patterns."""
+
+    def release_memory(self) -> None:
+        """Let go of the memory behind arrays given so far, which are read again from their file when they are used."""
+
+
+def check_shapes(model: ModelSource) -> None:
+    """Raise CheckpointError unless every tensor has the shape its op needs."""
+    for op in model.plan.ops:
+        for name, expected in op.tensor_shapes().items():
+            if model.shape(name) != expected:
+                raise CheckpointError(
+                    f"{op.kind} {op.name!r} needs tensor {name!r} of shape {expected}; it has {model.shape(name)}"
+                )
+
+
+def checked_parts(model: ModelSource, name: str) -> Parts:
+    """The stored arrays of a tensor; raises CheckpointError when they do not fit its description."""
+    precision, shape = model.precision(name), model.shape(name)
+    arrays = {part: model.part(name, part) for part in precision.parts(shape)}
+    try:
+        check_parts(arrays, precision, shape)
+    except PrecisionError as error:
+        raise CheckpointError(f"tensor {name!r} of the converted model is damaged: {error}") from error
+    return arrays

@@ -82,6 +82,11 @@ class ConvertedModel:
         """All stored arrays of a tensor by part name."""
         return {part: self.part(tensor, part) for part in self.precision(tensor).parts(self.shape(tensor))}
 
+    def release_memory(self) -> None:
+        """Let go of the memory that mapped parts take; they stay valid."""
+        for file in set(self._parts.values()):
+            file.release_memory()
+
     def verify(self) -> None:
         """Hash every file; raises CheckpointError naming the first whose contents are not what was converted."""
         for name in self.manifest.files:

@@ -9,6 +9,7 @@ Format: https://huggingface.co/docs/safetensors.  Types go by ToPG's names ("bfl
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -102,7 +103,7 @@ class SafetensorsFile:
             name: _checked_tensor(self.path, name, entry, data_start) for name, entry in header.items()
         }
         _check_layout(self.path, self.tensors, data_start, size)
-        self._bytes: Bytes | None = None
+        self._mapping: mmap.mmap | None = None
 
     @property
     def tensor_names(self) -> Collection[str]:
@@ -123,10 +124,16 @@ class SafetensorsFile:
         Valid as long as the view itself lives.  Raises UnsupportedModelError for types without whole bytes.
         """
         tensor = self._tensor(name)
-        if self._bytes is None:
-            self._bytes = np.memmap(self.path, np.uint8, mode="r")
-        raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes]
+        if self._mapping is None:
+            with self.path.open("rb") as file:
+                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        raw = np.frombuffer(self._mapping, np.uint8, tensor.nbytes, tensor.offset)
         return self._typed(name, raw, tensor.shape)
+
+    def release_memory(self) -> None:
+        """Let the system take back the memory of what was read of the mapping; views stay valid and read again."""
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def read_rows(self, name: str, start: int, stop: int) -> AnyArray:
         """A copy of rows start..stop (along the first dimension), typed as in `array`."""

@@ -18,9 +18,10 @@ from typing import Literal
 
 from topg.errors import CapacityError, ConfigError
 
-KVType = Literal["float32", "bfloat16"]
+KVType = Literal["float32", "bfloat16", "int8"]
 
-KV_BYTES: dict[KVType, int] = {"float32": 4, "bfloat16": 2}
+KV_BYTES: dict[KVType, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+SCALE_BYTES = 4  # int8 has a float32 scale for each key and each value of a head
 DEFAULT_PAGE_SIZE = 4_000_000
 TOKENS_STEP = 32
 DEFAULT_MAX_TOKENS = 64
@@ -28,7 +29,11 @@ DEFAULT_MAX_TOKENS = 64
 
 @dataclass(frozen=True)
 class KVGeometry:
-    """Shape of a model's KV cache: page storage is [pages, layers, 2, kv_heads, tokens_per_page, head_dim]."""
+    """Shape of a model's KV cache: a page holds keys and values [layers, kv_heads, tokens_per_page, head_dim].
+
+    How they lie there is the back end's business, and so is what it fills them up with; int8 holds each key and value
+    of a head as codes with a scale of their own.
+    """
 
     layers: int
     kv_heads: int
@@ -39,7 +44,8 @@ class KVGeometry:
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of all layers for one token."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * KV_BYTES[self.dtype]
+        scale = SCALE_BYTES if self.dtype == "int8" else 0
+        return self.layers * 2 * self.kv_heads * (self.head_dim * KV_BYTES[self.dtype] + scale)
 
     @property
     def bytes_per_page(self) -> int:

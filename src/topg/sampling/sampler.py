@@ -27,6 +27,9 @@ from topg.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 
+UNUSABLE_LOGITS = "the model's logits are not usable numbers (NaN, infinite, or nothing but -inf)"
+NO_TOKEN_LEFT = "logit_bias, min_tokens and the end tokens leave no token that may be drawn"
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -41,6 +44,7 @@ class SamplerState:
     """What sampling remembers of one sequence: its settings, and which tokens occurred.
 
     end_tokens  ids that would end the sequence; they are banned until `min_tokens` tokens were generated
+    output      the tokens generated so far
     """
 
     def __init__(
@@ -48,15 +52,22 @@ class SamplerState:
     ) -> None:
         self.params = params
         self.seed = seed
-        self.generated = 0
-        self._end_tokens = sorted(end_tokens)
+        self.prompt = prompt
+        self.end_tokens = sorted(end_tokens)
+        self.vocab = vocab
+        self.output: list[int] = []
         self._seen = _occurrences(prompt, vocab) if params.repetition_penalty != 1.0 else None
         counts_output = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self._output_counts = np.zeros(vocab, np.int32) if counts_output else None
 
+    @property
+    def generated(self) -> int:
+        """How many tokens were generated."""
+        return len(self.output)
+
     def record(self, token: int) -> None:
         """Note that `token` was generated."""
-        self.generated += 1
+        self.output.append(token)
         if self._seen is not None:
             self._seen[token] = True
         if self._output_counts is not None:
@@ -71,7 +82,7 @@ class SamplerState:
 
     def banned(self) -> Sequence[int]:
         """Ids that cannot be drawn now."""
-        early = self._end_tokens if self.generated < self.params.min_tokens else []
+        early = self.end_tokens if self.generated < self.params.min_tokens else []
         return [*self.params.banned_tokens, *early]
 
     def adjust(self, logits: Logits) -> Weights:
@@ -116,13 +127,13 @@ def sample(logits: Logits, states: Sequence[SamplerState]) -> list[Sampled | Com
 
 def _sample_row(row: Logits, state: SamplerState) -> Sampled | ComputeError:
     if not _usable(row):
-        return ComputeError("the model's logits are not usable numbers (NaN, infinite, or nothing but -inf)")
+        return ComputeError(UNUSABLE_LOGITS)
     if state.params.greedy and not state.adjusts and state.params.logprobs is None:
         return Sampled(int(np.argmax(row)))
     adjusted = state.adjust(row)
     best = adjusted.max()
     if best == -np.inf:
-        return ComputeError("logit_bias, min_tokens and the end tokens leave no token that may be drawn")
+        return ComputeError(NO_TOKEN_LEFT)
     token = int(np.argmax(adjusted)) if state.params.greedy else _draw(adjusted, state)
     return _with_logprobs(adjusted, token, state.params.logprobs)
 
@@ -149,7 +160,7 @@ def _with_logprobs(logits: Weights, token: int, wanted: int | None) -> Sampled:
         return Sampled(token)
     shifted = logits - logits.max()
     log_total = np.log(ordered_sum(np.exp(shifted)))
-    top = tuple((int(i), float(shifted[i] - log_total)) for i in _best(shifted, wanted))
+    top = tuple((int(i), float(shifted[i] - log_total)) for i in _best(logits, wanted))
     return Sampled(token, float(shifted[token] - log_total), top)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from topg.backends.base import Backend, SequenceSlice, Step
 from topg.errors import BackendError, ComputeError
-from topg.sampling import Sampled, SamplerState, sample
+from topg.sampling import Sampled, SamplerState
 from topg.scheduling import Chunk, Scheduler, StepPlan
 from topg.stages.queues import BoundedQueue
 from topg.types import FinishReason, Request
@@ -114,9 +114,10 @@ class Compute:
         """Run the back end and draw; changes no sequence."""
         if self._backend is None:
             raise BackendError("the back end was closed")
-        logits = self._backend.run(Step(tuple(self._slice(chunk) for chunk in plan.chunks)))
+        step = Step(tuple(self._slice(chunk) for chunk in plan.chunks))
         keys = [chunk.key for chunk in plan.chunks if chunk.samples]
-        return dict(zip(keys, sample(logits, [self._sequences[key].sampler for key in keys]), strict=True))
+        outcomes = self._backend.run_and_sample(step, [self._sequences[key].sampler for key in keys])
+        return dict(zip(keys, outcomes, strict=True))
 
     def _slice(self, chunk: Chunk) -> SequenceSlice:
         tokens = self._sequences[chunk.key].tokens[chunk.start : chunk.start + chunk.count]

@@ -150,6 +150,8 @@ class Output:
 def join(deltas: Sequence[Delta]) -> Delta:
     """One delta with the contents of at least one, in order."""
     last = deltas[-1]
+    if len(deltas) == 1:
+        return last
     return Delta(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),

@@ -30,6 +30,8 @@ class StopMatcher:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that is safe to send now, and whether a stop string ended it (nothing is emitted after that)."""
+        if not self._stops:
+            return text, False
         if self.stopped:
             return "", True
         pending = self._held + text

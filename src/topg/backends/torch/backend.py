@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from topg.backends.base import Step
+from topg.backends.checks import check_page, check_step, kv_geometry, token_ids
 from topg.backends.source import ModelSource
 from topg.backends.torch.attention import Attend, flash_attention, plain_attention
-from topg.backends.torch.cache import KV_TYPES, PagedCache
+from topg.backends.torch.cache import PagedCache
 from topg.backends.torch.kernels import KERNELS, Context, Kernel
-from topg.backends.torch.step import check_step, flatten
+from topg.backends.torch.step import flatten
 from topg.backends.torch.weights import load_weights, resident_bytes
-from topg.errors import BackendError
-from topg.kv.pages import KVGeometry, KVType, PageAccountingError
-from topg.ops import Embed, SelectRows
+from topg.errors import BackendError, ComputeError
+from topg.kv.pages import KVGeometry, KVType
+from topg.ops import SelectRows
 from topg.plan import Plan
 from topg.precision.formats import Precision
+from topg.sampling import Sampled, SamplerState, sample
 
 
 class TorchBackend:
@@ -44,7 +46,7 @@ class TorchBackend:
     ) -> None:
         self._plan = model.plan
         self._kernels = _kernels_of(model.plan, kernels)
-        self._kv = _kv_geometry(model.plan, kv_dtype, tokens_per_page)
+        self._kv = kv_geometry(model.plan, kv_dtype, tokens_per_page)
         self._device = _device(device)
         self._attend = _attend(flash_attention)
         if threads is not None:
@@ -56,6 +58,11 @@ class TorchBackend:
     def resident_bytes(precision: Precision, shape: tuple[int, ...]) -> int:
         """See BackendType."""
         return resident_bytes(precision, shape)
+
+    @staticmethod
+    def page_bytes(kv: KVGeometry) -> int:
+        """See BackendType."""
+        return kv.bytes_per_page
 
     @staticmethod
     def device_memory(device: str) -> int | None:
@@ -86,7 +93,7 @@ class TorchBackend:
         """
         check_step(
             step,
-            vocab=_token_ids(self._plan),
+            vocab=token_ids(self._plan),
             page_count=self._cache.page_count,
             tokens_per_page=self._kv.tokens_per_page,
         )
@@ -97,11 +104,14 @@ class TorchBackend:
         logits: npt.NDArray[np.float32] = context.buffers[self._plan.ops[-1].output].cpu().numpy()
         return logits
 
+    def run_and_sample(self, step: Step, states: Sequence[SamplerState]) -> list[Sampled | ComputeError]:
+        """See Backend."""
+        return sample(self.run(step), states)
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers of a page (copy on write)."""
         for page in (source, target):
-            if not 0 <= page < self._cache.page_count:
-                raise PageAccountingError(f"page {page} cannot be copied; the pool has {self._cache.page_count} pages")
+            check_page(page, self._cache.page_count)
         self._cache.copy(source, target)
 
 
@@ -118,20 +128,6 @@ def _kernels_of(plan: Plan, kernels: Mapping[str, Kernel]) -> list[Kernel]:
     return [kernels[op.kind] for op in plan.ops]
 
 
-def _kv_geometry(plan: Plan, dtype: KVType, tokens_per_page: int) -> KVGeometry:
-    if dtype not in KV_TYPES:
-        raise BackendError(f"the KV cache cannot be kept in {dtype!r}; allowed: {', '.join(KV_TYPES)}")
-    layers = [op.layer for op in plan.attention]
-    shapes = {(op.kv_heads, op.head_dim) for op in plan.attention}
-    if sorted(layers) != list(range(len(layers))) or len(shapes) != 1:
-        raise BackendError(
-            f"the plan's attention layers are {layers} with (KV heads, head size) {sorted(shapes)}; "
-            "pages need layers numbered from 0, all of one shape"
-        )
-    kv_heads, head_dim = shapes.pop()
-    return KVGeometry(len(layers), kv_heads, head_dim, dtype, tokens_per_page)
-
-
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -143,8 +139,3 @@ def _device(name: str) -> torch.device:
 
 def _attend(flash: bool) -> Attend:
     return flash_attention if flash else plain_attention
-
-
-def _token_ids(plan: Plan) -> int:
-    """Number of token ids every embedding of the plan knows."""
-    return min((op.vocab for op in plan.ops if isinstance(op, Embed)), default=plan.vocab)

@@ -10,13 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from topg.backends.source import ModelSource
+from topg.backends.source import ModelSource, check_shapes, checked_parts
 from topg.backends.torch.rotation import rotate
-from topg.errors import BackendError, CheckpointError, PrecisionError
-from topg.plan import Plan
+from topg.errors import BackendError
 from topg.precision.formats import Precision
 from topg.precision.rotation import ROTATION_GROUP
-from topg.precision.storage import check_parts
 
 FLOAT32_BYTES = 4
 
@@ -90,8 +88,10 @@ def load_weights(model: ModelSource, device: torch.device) -> dict[str, Weight]:
     Raises CheckpointError when a stored array does not fit its description, BackendError for a precision that has no
     kernel here.
     """
-    _check_shapes(model.plan, model)
-    return {name: _load(model, name, device) for name in model.plan.tensor_names}
+    check_shapes(model)
+    weights = {name: _load(model, name, device) for name in model.plan.tensor_names}
+    model.release_memory()
+    return weights
 
 
 def resident_bytes(precision: Precision, shape: tuple[int, ...]) -> int:
@@ -107,7 +107,7 @@ def resident_bytes(precision: Precision, shape: tuple[int, ...]) -> int:
 
 def _load(model: ModelSource, name: str, device: torch.device) -> Weight:
     precision, shape = model.precision(name), model.shape(name)
-    parts = {part: _to_torch(array, device) for part, array in _checked_parts(model, name).items()}
+    parts = {part: _to_torch(array, device) for part, array in checked_parts(model, name).items()}
     if not precision.grouped:
         if precision.activations == "int8":
             raise BackendError(f"tensor {name!r}: {precision.describe()} has no kernel; int8 activations need codes")
@@ -155,27 +155,8 @@ def _unpacked(codes: Tensor, precision: Precision) -> Tensor:
     return nibbles if precision.minimum else nibbles - 8
 
 
-def _checked_parts(model: ModelSource, name: str) -> dict[str, npt.NDArray[Any]]:
-    precision, shape = model.precision(name), model.shape(name)
-    arrays = {part: model.part(name, part) for part in precision.parts(shape)}
-    try:
-        check_parts(arrays, precision, shape)
-    except PrecisionError as error:
-        raise CheckpointError(f"tensor {name!r} of the converted model is damaged: {error}") from error
-    return arrays
-
-
 def _to_torch(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """A copy on `device`; uint16 bit patterns become bfloat16."""
     if array.dtype == np.uint16:
         return torch.from_numpy(array.astype(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(np.array(array)).to(device)
-
-
-def _check_shapes(plan: Plan, model: ModelSource) -> None:
-    for op in plan.ops:
-        for name, expected in op.tensor_shapes().items():
-            if model.shape(name) != expected:
-                raise CheckpointError(
-                    f"{op.kind} {op.name!r} needs tensor {name!r} of shape {expected}; it has {model.shape(name)}"
-                )

@@ -1,0 +1,41 @@
+// The attention of a step, cut into items that threads take one after the other.
+#pragma once
+
+#include <vector>
+
+#include "engine/model.h"
+#include "engine/step_input.h"
+
+namespace topg {
+
+// A part of an attention's work: see AttentionItem.
+struct WorkItem {
+  int slice, kv_head;
+  int first_row, rows;
+  int block;  // the only key block when blocks are kept; -1 for all of them
+  long cost;
+};
+
+class WorkList {
+ public:
+  WorkList(const Model& model, int rows, int positions);
+
+  // Items of a step, the most expensive first.  With few rows every key block is an item of its own.
+  void fill(const StepInput& input);
+  bool keeps_blocks() const { return keeps_blocks_; }
+  int size() const { return int(items_.size()); }
+  const WorkItem& operator[](int index) const { return items_[size_t(index)]; }
+
+ private:
+  const int kv_heads_;
+  std::vector<WorkItem> items_;
+  bool keeps_blocks_ = false;
+};
+
+// Key blocks [first, last) that the token at `position` sees.
+inline int last_block(int position) { return position / kKeyBlock + 1; }
+inline int first_block(const AttentionShape& shape, int position) {
+  return shape.window == 0 || position < shape.window ? 0 : (position - shape.window + 1) / kKeyBlock;
+}
+
+}  // namespace topg
