@@ -12,6 +12,8 @@ QUESTION := What is the capital of France?
 # What compiles the native code; from the package index, so that a machine needs a C++ compiler only.
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
 NATIVE_SOURCES := CMakeLists.txt $(wildcard native/*/*.h native/*/*.cpp)
+# Two builds at once in one folder would spoil it.
+LOCK := $(if $(shell command -v flock),flock $(VENV)/.lock)
 
 .PHONY: demo test check lint native sanitize docs clean
 
@@ -49,11 +51,11 @@ $(VENV)/.build-tools:
 
 $(VENV)/.installed: $(VENV)/.build-tools pyproject.toml $(NATIVE_SOURCES)
 	@echo "Compiling and installing into $(VENV): about a minute."
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation -e .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) $(BIN)/python -m pip install --quiet --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.test-installed: pyproject.toml | $(VENV)/.installed
 	@echo "Installing what the tests need; the first time this takes a few minutes, most of it for torch."
 	$(BIN)/python -m pip install --quiet $(TORCH) $(TORCH_ARGS)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[torch,test,lint]"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK) $(BIN)/python -m pip install --quiet --no-build-isolation -e ".[torch,test,lint]"
 	@touch $@

@@ -6,8 +6,8 @@ All forms hold the values of the source rounded to their own format, so that eve
 
     q8_0.gguf, q4_0.gguf, bf16.gguf, f16.gguf   matrices in that type; in q4_0.gguf embedding and head are Q8_0
     huggingface/                                bfloat16 safetensors, with tokenizer and config
-    ctranslate2-int8/                           CTranslate2's int8, made from huggingface/; needs the package ctranslate2
-                                                beside torch and transformers
+    ctranslate2-int8/                           CTranslate2's int8, made from huggingface/; the package ctranslate2 is
+                                                needed beside torch and transformers
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -72,8 +73,8 @@ def _add_tensor(writer: GGUFWriter, tensor: ReaderTensor, matrix_type: GGMLQuant
 def write_huggingface(source: Path, folder: Path) -> None:
     """A folder as a model's publisher would offer it."""
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16)
-    del model.config.quantization_config  # names the GGUF file; the weights are plain numbers now
-    model.hf_quantizer = None
+    del model.config.quantization_config  # the weights are plain numbers by now
+    cast(Any, model).hf_quantizer = None
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
 

@@ -3,23 +3,24 @@
     python bench/quality.py MODEL.gguf [--tokens 20480] [--window 512] [--candidates int8 int8+int8 keep ...]
 
 A candidate is a recipe, or RECIPE+TYPE with the number type of the KV cache.  The reference is transformers in float32
-on the same (dequantised) file.  The text is the Python library's own documentation (`pydoc_data.topics`), cut into
-windows.
+on the same (dequantised) file, or with `--reference topg` the float32 recipe, which is faster and agrees with
+transformers to 1e-4 (bench/logits_parity.py).  The text is the Python library's own documentation
+(`pydoc_data.topics`), cut into windows.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import numpy.typing as npt
 
 from topg.backends import load_backend
 from topg.backends.base import Backend, SequenceSlice, Step
@@ -28,6 +29,9 @@ from topg.converter.format import ConvertedModel
 from topg.kv.pages import KVType
 from topg.precision.recipes import RECIPE_NAMES
 from topg.tokenizer.tokenizer import Tokenizer
+
+FloatArray = npt.NDArray[Any]
+Forward = Callable[[list[int]], FloatArray]
 
 PAGE_TOKENS = 64
 CHUNK = 512
@@ -64,11 +68,11 @@ class Score:
     agree: int = 0
     positions: int = 0
 
-    def add(self, reference: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Log-probabilities [positions, vocab] of both sides; targets [positions - 1] are the tokens that followed."""
-        ours, theirs = torch.log_softmax(logits, -1), torch.log_softmax(reference, -1)
-        self.kl.append((theirs.exp() * (theirs - ours)).sum(-1).numpy())
-        self.nll -= float(ours[:-1].gather(1, targets[:, None]).sum())
+    def add(self, reference: FloatArray, logits: FloatArray, targets: FloatArray) -> None:
+        """Logits [positions, vocab] of both sides; targets [positions - 1] are the tokens that followed."""
+        theirs, ours = log_softmax(reference), log_softmax(logits)
+        self.kl.append(np.einsum("ij,ij->i", np.exp(theirs), theirs - ours))
+        self.nll -= float(ours[np.arange(len(targets)), targets].sum(dtype=np.float64))
         self.agree += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         self.positions += len(ours)
 
@@ -81,6 +85,11 @@ class Score:
         )
 
 
+def log_softmax(logits: FloatArray) -> FloatArray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
 def windows(tokenizer: Tokenizer, tokens: int, window: int) -> Iterator[list[int]]:
     """Consecutive windows of the library's documentation."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
@@ -90,14 +99,14 @@ def windows(tokenizer: Tokenizer, tokens: int, window: int) -> Iterator[list[int
         yield bos + ids[index * window : (index + 1) * window - len(bos)]
 
 
-def forward(backend: Backend, ids: list[int]) -> torch.Tensor:
+def forward(backend: Backend, ids: list[int]) -> FloatArray:
     """Logits of all tokens, computed in steps of CHUNK."""
     pages = tuple(range(-(-len(ids) // PAGE_TOKENS)))
     rows = [
         backend.run(Step((SequenceSlice(ids[start : start + CHUNK], start, pages, "all"),)))
         for start in range(0, len(ids), CHUNK)
     ]
-    return torch.from_numpy(np.concatenate(rows))
+    return np.concatenate(rows)
 
 
 def load(source: Path, candidate: Candidate, folder: Path, window: int) -> tuple[Backend, float, ConvertedModel]:
@@ -112,13 +121,26 @@ def load(source: Path, candidate: Candidate, folder: Path, window: int) -> tuple
     return backend, sum(path.stat().st_size for path in target.glob("*.safetensors")) / 1e6, model
 
 
-def compare(reference: PreTrainedModel, loaded: dict[Candidate, Backend], texts: Iterator[list[int]]) -> list[Score]:
+def transformers_forward(source: Path) -> Forward:
+    """Logits of a text by transformers in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32).eval()
+
+    def run(ids: list[int]) -> FloatArray:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([ids])).logits[0].float().numpy()
+
+    return run
+
+
+def compare(reference: Forward, loaded: dict[Candidate, Backend], texts: Iterator[list[int]]) -> list[Score]:
     """Scores of the reference against itself, then of every candidate."""
     scores = [Score() for _ in range(1 + len(loaded))]
     for ids in texts:
-        targets = torch.tensor(ids[1:])
-        with torch.no_grad():
-            expected = reference(input_ids=torch.tensor([ids])).logits[0].float()
+        targets = np.array(ids[1:])
+        expected = reference(ids)
         scores[0].add(expected, expected, targets)
         for score, backend in zip(scores[1:], loaded.values(), strict=True):
             score.add(expected, forward(backend, ids), targets)
@@ -132,15 +154,18 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--candidates", nargs="+", type=Candidate.parse, metavar="RECIPE[+TYPE]",
                         default=[Candidate.parse(recipe) for recipe in RECIPE_NAMES])  # fmt: skip
+    parser.add_argument("--reference", choices=("transformers", "topg"), default="transformers")
     arguments = parser.parse_args()
-    reference = AutoModelForCausalLM.from_pretrained(
-        arguments.model.parent, gguf_file=arguments.model.name, dtype=torch.float32
-    ).eval()
     with tempfile.TemporaryDirectory() as folder:
         loaded = {
             candidate: load(arguments.model, candidate, Path(folder), arguments.window)
             for candidate in arguments.candidates
         }
+        if arguments.reference == "transformers":
+            reference = transformers_forward(arguments.model)
+        else:
+            exact, _, _ = load(arguments.model, Candidate("float32", "float32"), Path(folder), arguments.window)
+            reference = partial(forward, exact)
         tokenizer = next(iter(loaded.values()))[2].load_tokenizer()
         texts = windows(tokenizer, arguments.tokens, arguments.window)
         baseline, *scores = compare(reference, {name: entry[0] for name, entry in loaded.items()}, texts)

@@ -91,7 +91,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         (ExecutionConfig, {"max_batch_size": 0}, "execution.max_batch_size: 0 is not allowed"),
         (ExecutionConfig, {"max_batch_size": True}, "execution.max_batch_size: true is not allowed"),
         (ExecutionConfig, {"enable_flash_attn": 1}, "execution.enable_flash_attn: 1 is not allowed"),
-        (ExecutionConfig, {"kv_cache_dtype": "int8"}, "auto or bfloat16 or float32"),
+        (ExecutionConfig, {"kv_cache_dtype": "int4"}, "auto or bfloat16 or float32 or int8"),
         (MemoryConfig, {"page_size": "4MB"}, "memory.page_size: the text '4MB' is not allowed"),
         (MemoryConfig, {"preallocate": 80}, "memory.preallocate: 80 is not allowed"),
     ],
@@ -167,7 +167,8 @@ def test_what_is_no_switch(tmp_path: Path, value: str) -> None:
         ("memory.page_size", "4096"), ("memory.page_size", "4"), ("memory.page_size", "0B"),
         ("memory.page_size", "true"), ("memory.page_size", "big"), ("memory.page_size", ""),
         ("memory.preallocate", "0.8"), ("memory.preallocate", "80"), ("memory.preallocate", "0%"),
-        ("memory.preallocate", "101%"), ("execution.kv_cache_dtype", "int8"), ("execution.kv_cache_dtype", "16"),
+        ("memory.preallocate", "101%"), ("execution.kv_cache_dtype", "int4"), ("execution.kv_cache_dtype", "16"),
+        ("execution.backend", "cuda"),
     ],
 )  # fmt: skip
 def test_other_wrong_values(tmp_path: Path, key: str, value: str) -> None:

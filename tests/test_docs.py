@@ -54,6 +54,16 @@ def test_the_map_names_every_module_and_no_other() -> None:
         for file in package.rglob("*.py")
         if not file.name.startswith("__")
     }
-    table = (DOCS / "structure.md").read_text(encoding="utf-8").split("## Modules")[1]
+    table = (DOCS / "structure.md").read_text(encoding="utf-8").split("## Modules")[1].split("## Native files")[0]
     named = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)]
     assert sorted(named) == sorted(modules)
+
+
+def test_the_map_names_every_native_file_and_no_other() -> None:
+    native = ROOT / "native"
+    files = {
+        str(file.relative_to(native).with_suffix("")) for file in native.rglob("*") if file.suffix in {".h", ".cpp"}
+    }
+    table = (DOCS / "structure.md").read_text(encoding="utf-8").split("## Native files")[1]
+    named = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)]
+    assert sorted(named) == sorted(files)

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tokenizer", "converter", "sampling"),
     ("backends",),
     ("stages",),
-    ("kv_budget", "loading", "llm"),
+    ("kv_budget", "loading", "llm", "benchmark"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -1,4 +1,4 @@
-"""`topg.LLM` on a tiny random model, with the real converter, tokenizer and torch back end."""
+"""`topg.LLM` on a tiny random model, with the real converter, tokenizer and native back end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from support.checkpoints import VOCAB, llama_config, llama_tensors, write_huggingface
 from topg import LLM, SamplingParams
 from topg.config import Config, ExecutionConfig, resolve
-from topg.errors import ConfigError, PromptTooLongError, RequestError
+from topg.errors import BackendError, ConfigError, PromptTooLongError, RequestError
 from topg.types import Delta, GenerationResult
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, seed=0)
@@ -258,10 +258,32 @@ def test_threads_are_checked(llm: LLM, threads: Any) -> None:
         LLM(llm.model.folder, threads=threads)
 
 
-def test_importing_it_loads_no_torch() -> None:
-    code = "import sys, topg.llm; sys.exit('torch' in sys.modules)"
+def test_it_answers_where_torch_is_not_installed(llm: LLM) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from topg import LLM, SamplingParams\n"
+        f"with LLM({str(llm.model.folder)!r}, max_context=64) as llm:\n"
+        "    print(*llm.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0].token_ids)"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True, text=True).stdout
+    assert tuple(map(int, said.split())) == one(llm, [1, 2, 3], replace(GREEDY, max_tokens=4)).token_ids
+
+
+def test_the_back_end_can_be_chosen(llm: LLM) -> None:
+    pytest.importorskip("torch")
+    config = Config(execution=ExecutionConfig(backend="torch", max_context=64))
+    with LLM(llm.model.folder, config=config) as oracle:
+        assert one(oracle, [1, 2, 3]).token_ids == one(llm, [1, 2, 3]).token_ids
+
+
+def test_what_a_back_end_cannot_do_is_said_before_a_conversion(tmp_path: Path) -> None:
+    config = Config(execution=ExecutionConfig(enable_flash_attn=False))
+    with pytest.raises(ConfigError, match="enable_flash_attn is false"):
+        LLM(tmp_path / "no model", config=config)
+    with pytest.raises(BackendError, match=r"choose execution\.backend torch"):
+        LLM(tmp_path / "no model", device="cuda", config=Config(execution=ExecutionConfig(backend="native")))
 
 
 def test_a_closed_model_refuses_calls(llm: LLM) -> None:

@@ -3,8 +3,7 @@
     driver   {"model": ..., "variant": ..., "threads": 2, "max_context": 2200, "max_streams": 32, "launcher": ...}
     runner   {"version": "4.8.5", "load_seconds": 1.2}
     driver   {"streams": 8, "prompt_tokens": 128, "new_tokens": 64, "seed": 3}      as often as it likes
-    runner   {"first_token_seconds": ..., "decode_tokens_per_second": ..., "median_step_seconds": ..., "peak_bytes": ...}
-    runner   {"error": "..."} instead, when it could not
+    runner   the fields of `Measured`, and "peak_bytes"; or {"error": "..."}
 
 A runner is executed with its engine's own Python, so this file needs nothing but the standard library.
 """

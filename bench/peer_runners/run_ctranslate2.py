@@ -35,9 +35,7 @@ class CTranslate2:
             yield [1] * len(prompts)
         worker.join()
 
-    def _run(
-        self, prompts: list[list[int]], new_tokens: int, tokens: queue.SimpleQueue[BaseException | None]
-    ) -> None:
+    def _run(self, prompts: list[list[int]], new_tokens: int, tokens: queue.SimpleQueue[BaseException | None]) -> None:
         try:
             self._generator.generate_batch(
                 [[self._vocabulary[token] for token in prompt] for prompt in prompts],

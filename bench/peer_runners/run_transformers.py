@@ -31,7 +31,7 @@ class Transformers:
         torch.set_num_threads(setup.threads)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             setup.model, dtype=getattr(torch, setup.variant)
-        ).eval()
+        )  # in evaluation mode already
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Iterator[Sequence[int]]:
         """`generate` runs in a thread of its own, since it calls back for each token and cannot be stepped."""

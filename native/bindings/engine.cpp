@@ -102,7 +102,7 @@ nb::ndarray<nb::numpy, int32_t> greedy(Engine& engine, const Vector<int32_t>& to
 
 // Seconds by step, the mean of the threads, and at barriers.
 nb::dict profile_of(const Engine& engine) {
-  const Profile& profile = engine.profile();
+  const Profile profile = engine.profile();
   std::vector<double> steps(profile.empty() ? 0 : profile.front().steps.size());
   double waiting = 0;
   for (const ThreadProfile& thread : profile) {
@@ -183,12 +183,14 @@ void bind_building(nb::class_<Engine>& engine) {
       .def("add_rope", &Engine::add_rope, "half"_a)
       .def("set_rope",
            [](Engine& self, int id, const Matrix<float>& cos, const Matrix<float>& sin) {
-             if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) refuse("cos and sin must have the same shape");
+             const bool alike = cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1);
+             if (!alike) refuse("cos and sin must have the same shape");
              self.set_rope(id, cos.data(), sin.data(), checked_int(cos.shape(0), "positions"), int(cos.shape(1)));
            },
            "id"_a, "cos"_a, "sin"_a)
       .def("set_cache",
-           [](Engine& self, const std::string& type, int layers, int kv_heads, int head_dim, int tokens_per_page, int pages) {
+           [](Engine& self, const std::string& type, int layers, int kv_heads, int head_dim, int tokens_per_page,
+              int pages) {
              self.set_cache({kv_type(type), layers, kv_heads, head_dim, tokens_per_page}, pages);
            },
            "type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "tokens_per_page"_a, "pages"_a)
@@ -241,7 +243,8 @@ void bind_engine(nb::module_& module) {
            "The best token of each row wanted; -1 where the logits are not usable numbers.")
       .def("set_profiling", &Engine::set_profiling, "on"_a, "Whether steps are timed from now on; times start at zero.")
       .def("profile", profile_of,
-           "Seconds since profiling began, the mean of the threads: \"steps\", one number a step, and \"waiting\" at barriers.")
+           "Seconds since profiling began, the mean of the threads: \"steps\", one number a step of the program, and "
+           "\"waiting\" at barriers.")
       .def("copy_page", &Engine::copy_page, "source"_a, "target"_a)
       .def("kernel_of", [](const Engine& self, int weight) { return self.kernel_name(weight); }, "weight"_a,
            "Name of the kernel that multiplies with a weight.")

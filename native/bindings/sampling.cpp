@@ -60,8 +60,9 @@ States states_of(const nb::list& list, size_t rows, int vocab) {
           std::to_string(list.size()) + " states were given for " + std::to_string(rows) + " rows of logits");
   States states;
   for (nb::handle item : list) {
+    require(nb::isinstance<SamplerState>(item), "states must be SamplerState objects");
     states.push_back(nb::cast<const SamplerState*>(item));
-    require(states.back() != nullptr && states.back()->vocab() == vocab,
+    require(states.back()->vocab() == vocab,
             "every state must be of the model's vocabulary, " + std::to_string(vocab) + " tokens");
   }
   return states;

@@ -63,7 +63,9 @@ Accesses accesses_of(const ProgramStep& step) {
                  [&](const LogitsStep& s) { a.activations_read.push_back(s.x); },
              },
              step);
-  const auto drop_scratch = [](std::vector<int>& ids) { ids.erase(std::remove(ids.begin(), ids.end(), kScratch), ids.end()); };
+  const auto drop_scratch = [](std::vector<int>& ids) {
+    ids.erase(std::remove(ids.begin(), ids.end(), kScratch), ids.end());
+  };
   drop_scratch(a.buffers_read);
   drop_scratch(a.buffers_written);
   return a;

@@ -17,40 +17,43 @@ void Executor::attend(const AttentionStep& step, size_t index, int thread) const
   fold_blocks(step, thread);
 }
 
+AttentionItem Executor::attention_item(const Attention& attention, const WorkItem& item) const {
+  const int position = input_.position(item.first_row);
+  const int first = first_block(attention.shape, position), last = last_block(position + item.rows - 1);
+  AttentionItem made{item.first_row, item.rows, position, item.kv_head, first, last,
+                     input_.slices()[size_t(item.slice)].pages, nullptr};
+  if (item.block >= 0) {  // none when the window hides it; it is not folded either
+    made.first_block = std::max(first, item.block);
+    made.last_block = item.block + 1;
+  }
+  return made;
+}
+
 void Executor::attend_item(const AttentionStep& step, const WorkItem& item, const WorkItem* next, int thread) const {
   const Attention& attention = model_.attentions[size_t(step.attention)];
   const AttentionShape& shape = attention.shape;
   const AttentionKernel kernel = kernels_.attention(shape.kv.type);
-  const int position = input_.position(item.first_row), group = shape.group();
-  AttentionItem work{item.first_row, item.rows, position, item.kv_head, first_block(shape, position),
-                     last_block(position + item.rows - 1), input_.slices()[size_t(item.slice)].pages,
-                     next == nullptr ? nullptr : keys_of(attention, *next)};
+  AttentionItem work = attention_item(attention, item), after;
+  if (next != nullptr) {
+    after = attention_item(attention, *next);
+    if (after.first_block < after.last_block) work.next = &after;
+  }
   if (item.block >= 0) {
-    if (item.block < work.first_block) return;  // hidden by the window; it is not folded either
-    work.first_block = item.block, work.last_block = item.block + 1;
     const AttentionState states = block_states(shape, item.block, item.kv_head, item.first_row);
     return kernel.attend(shape, workspace_.queries(), cache_.data(), attention.layer, work, states, true);
   }
   const AttentionState& states = workspace_.of(thread).states;
   kernel.attend(shape, workspace_.queries(), cache_.data(), attention.layer, work, states, false);
+  const int group = shape.group();
   for (int i = 0; i < item.rows; ++i) {
     const float* out = states.out + ptrdiff_t(i) * group * shape.kv.dim();
     write_heads(step, item.first_row + i, item.kv_head, out, states.total + i * group, thread);
   }
 }
 
-// Where an item's keys begin: what to fetch before it is reached.
-const uint8_t* Executor::keys_of(const Attention& attention, const WorkItem& item) const {
-  const KVLayout& kv = attention.shape.kv;
-  const int first = first_block(attention.shape, input_.position(item.first_row));
-  const int token = std::max(first, item.block) * kKeyBlock;
-  const int page = input_.slices()[size_t(item.slice)].pages[token / kv.tokens_per_page];
-  return cache_.tile(page, attention.layer, item.kv_head, token % kv.tokens_per_page);
-}
-
 // The state of a key block of one KV head, from the heads of `row` on.
 AttentionState Executor::block_states(const AttentionShape& shape, int block, int kv_head, int row) const {
-  const ptrdiff_t first = ((ptrdiff_t(block) * shape.kv.kv_heads + kv_head) * kPrivateRows + row) * shape.group();
+  const ptrdiff_t first = ((ptrdiff_t(block) * shape.kv.kv_heads + kv_head) * input_.rows() + row) * shape.group();
   const AttentionState& all = workspace_.block_states();
   return {all.out + first * shape.kv.dim(), all.maximum + first, all.total + first};
 }

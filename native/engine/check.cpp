@@ -34,7 +34,8 @@ class Checker {
     const int buffers[] = {step.heads.query, step.heads.key, step.heads.value};
     for (int i = 0; i < 3; ++i) {
       const LinearPart& part = step.parts[size_t(i)];
-      if (part.epilogue != Epilogue::kStore || part.buffer != buffers[i]) refuse("heads must be stored where they are finished");
+      if (part.epilogue == Epilogue::kStore && part.buffer == buffers[i]) continue;
+      refuse("heads must be stored where they are finished");
     }
   }
 
@@ -123,7 +124,9 @@ class Checker {
   }
 
   void check(const Norm& norm) const {
-    if (norm.runs < 1 || norm.width < 1) refuse("a norm of " + number(norm.runs) + " runs of " + number(norm.width) + " values");
+    if (norm.runs < 1 || norm.width < 1) {
+      refuse("a norm of " + number(norm.runs) + " runs of " + number(norm.width) + " values; both must be at least 1");
+    }
     vector(norm.weight, norm.width);
     vector(norm.bias, norm.width);
   }
@@ -180,7 +183,8 @@ class Checker {
     const int wanted = part.buffer != kNone ? target : model_.activations[size_t(part.activations)].columns;
     // A gate's channels are filled up to whole vectors.
     const bool fits = part.epilogue == Epilogue::kGate ? results == round_up(wanted, kLanes) : results == wanted;
-    if (!fits) refuse("weight " + number(part.weight) + " gives " + number(results) + " results; the target takes " + number(wanted));
+    if (fits) return;
+    refuse("weight " + number(part.weight) + " gives " + number(results) + " results; the target takes " + number(wanted));
   }
 
   const Model& model_;

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <climits>
 #include <iterator>
 #include <stdexcept>
 
@@ -25,20 +26,22 @@ void check_range(const char* what, long value, long least, long most) {
 
 const EngineOptions& checked(const EngineOptions& options) {
   check_range("rows", options.rows, 1, kMostRows);
-  check_range("logits_rows", options.logits_rows, 0, options.rows);
+  check_range("logits_rows", options.logits_rows, 1, options.rows);
   check_range("positions", options.positions, 1, kMostPositions);
   return options;
 }
 
 void check_format(const ActivationFormat& format) {
-  if (format.code != ActivationCode::kInt8) return check_range("the group of activations without scales", format.group, 0, 0);
+  if (format.code != ActivationCode::kInt8) {
+    return check_range("the group of activations without scales", format.group, 0, 0);
+  }
   constexpr int kGroups[] = {16, 32, 64, 128, 256};  // that RowKernels::prepare knows
   if (std::find(std::begin(kGroups), std::end(kGroups), format.group) == std::end(kGroups)) {
     refuse("int8 activations have groups of " + std::to_string(format.group) + "; allowed: 16, 32, 64, 128, 256");
   }
   if (format.dot_group < kLanes || format.dot_group % kLanes != 0 || format.group % format.dot_group != 0) {
-    refuse("a dot group of " + std::to_string(format.dot_group) + " columns; allowed: multiples of 16 that divide the group of " +
-           std::to_string(format.group));
+    refuse("a dot group of " + std::to_string(format.dot_group) +
+           " columns; allowed: multiples of 16 that divide the group of " + std::to_string(format.group));
   }
 }
 
@@ -98,7 +101,9 @@ void Engine::require_finished() const {
 int Engine::add_weight(const WeightFormat& format, bool rotated, const StoredWeight* sources, int source_count) {
   require_building();
   const LinearKernel kernel = kernels_.linear(format);
-  if (kernel.name == nullptr) refuse(std::string("instruction set ") + kernels_.isa + " has no kernel for this weight format");
+  if (kernel.name == nullptr) {
+    refuse(std::string("instruction set ") + kernels_.isa + " has no kernel for this weight format");
+  }
   PackedWeight packed;
   packed.format = format;
   packed.channels = packed_channels(sources[0].rows, source_count);
@@ -174,8 +179,11 @@ int Engine::add_attention(const Attention& attention) {
   added.shape.kv = model_.kv;
   check_range("the layer of an attention", added.layer, 0, model_.kv.layers - 1);
   if (added.shape.heads < 1 || added.shape.heads % model_.kv.kv_heads != 0) {
-    refuse(std::to_string(added.shape.heads) + " query heads cannot share " + std::to_string(model_.kv.kv_heads) + " KV heads");
+    refuse(std::to_string(added.shape.heads) + " query heads cannot share " + std::to_string(model_.kv.kv_heads) +
+           " KV heads");
   }
+  check_range("the window of an attention", added.shape.window, 0, INT_MAX);
+  if (!(added.shape.softcap >= 0)) refuse("the soft cap of an attention must be at least 0 (none)");
   if (added.rope != kNone) {
     check_range("rope table", added.rope, 0, long(model_.ropes.size()) - 1);
     check_range("rotated values of a head", 2L * model_.ropes[size_t(added.rope)].half, 2, model_.kv.head_dim);
@@ -200,9 +208,10 @@ void Engine::finish() {
   model_.vocab = model_.weights[size_t(logits.weight)].packed.channels;
   model_.token_count = count_tokens(model_);
   model_.facts = analyse(model_.steps, model_.activations.size());
-  work_ = std::make_unique<WorkList>(model_, options_.rows, options_.positions);
-  input_ = std::make_unique<StepInput>(StepLimits{options_.rows, options_.rows, model_.token_count, options_.positions,
-                                                  model_.kv.tokens_per_page, cache_.pages()});
+  work_ = std::make_unique<WorkList>(model_, pool_.size(), options_.rows, options_.positions);
+  const StepLimits limits = {options_.rows,      options_.logits_rows,      model_.token_count,
+                             options_.positions, model_.kv.tokens_per_page, cache_.pages()};
+  input_ = std::make_unique<StepInput>(limits);
   workspace_ = std::make_unique<Workspace>(
       model_, WorkspaceSize{pool_.size(), options_.rows, options_.logits_rows, options_.positions});
 }
@@ -215,7 +224,7 @@ int Engine::output_rows(const StepArrays& arrays) const {
     const auto wanted = LogitsWanted(arrays.wanted.data[i]);
     rows += wanted == LogitsWanted::kAll ? std::max(0, arrays.counts.data[i]) : wanted == LogitsWanted::kLast ? 1 : 0;
   }
-  return int(std::min<long>(rows, options_.rows));
+  return int(std::min<long>(rows, options_.logits_rows));
 }
 
 void Engine::check_rope_tables() const {
@@ -260,6 +269,11 @@ void Engine::set_profiling(bool on) {
   require_finished();
   profile_.clear();
   if (on) profile_.resize(size_t(pool_.size()), {std::vector<double>(model_.steps.size()), 0});
+}
+
+Profile Engine::profile() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return profile_;
 }
 
 }  // namespace topg

@@ -19,11 +19,12 @@ struct EngineOptions {
   std::string isa;      // "" for the best usable one
   int threads = 1;
   int rows = 0;         // of a step at most
-  int logits_rows = 0;  // whose logits may be kept inside the engine at most, for sampling
+  int logits_rows = 0;  // of a step whose logits are wanted, at most
   int positions = 0;    // tokens of a sequence at most
 };
 
-// Ids that the builders return count from 0 in each table.  Every builder throws std::invalid_argument for what does not fit.
+// Ids that the builders return count from 0 in each table.  Every builder throws std::invalid_argument for what does not
+// fit.
 // Building is for one thread; steps of several threads wait for each other.
 class Engine {
  public:
@@ -48,7 +49,7 @@ class Engine {
   void run(const StepArrays& arrays, const StepOutput& output);
   // The same; every thread then calls then(thread) as part of the step, when all results stand in `output`.
   void run(const StepArrays& arrays, const StepOutput& output, const std::function<void(int thread)>& then);
-  int output_rows(const StepArrays& arrays) const;  // capped by what a step may want
+  int output_rows(const StepArrays& arrays) const;
   float* logits() const { return workspace_->logits(); }  // [logits_rows][vocab]
   void copy_page(int source, int target);
 
@@ -58,7 +59,7 @@ class Engine {
   ThreadPool& pool() { return pool_; }
   // Times start at zero.
   void set_profiling(bool on);
-  const Profile& profile() const { return profile_; }  // empty while not profiling
+  Profile profile() const;  // empty while not profiling
   std::string kernel_name(int weight) const;
   size_t weight_bytes() const { return weights_.size(); }
   size_t workspace_bytes() const { return workspace_ ? workspace_->size() : 0; }
@@ -78,7 +79,7 @@ class Engine {
   std::unique_ptr<StepInput> input_;
   std::unique_ptr<WorkList> work_;
   Profile profile_;
-  std::mutex mutex_;  // of everything that a step uses
+  mutable std::mutex mutex_;  // of everything that a step uses
 };
 
 // Throws std::invalid_argument unless every id of a step exists and every shape fits.

@@ -27,7 +27,7 @@ Executor::Executor(const ExecutorParts& parts, const StepOutput& output)
 
 void Executor::run(int thread) const {
   StepClock clock(profile_ == nullptr ? nullptr : &(*profile_)[size_t(thread)]);
-  const bool many_rows = input_.rows() >= kRowModeRows;
+  const bool many_rows = input_.rows() >= std::max(kRowModeRows, kRowModeRowsOfThread * threads_.size());
   const size_t first_selected = model_.facts.first_selected;
   const size_t steps = input_.selected_rows() == 0 ? first_selected : model_.steps.size();
   for (size_t step = 0; step < steps;) {
@@ -55,8 +55,10 @@ ActivationRows& Executor::place(int activations, int first_row, Copies copies, i
   ThreadSpace& space = workspace_.of(thread);
   const size_t id = size_t(activations);
   const bool own = copies == Copies::kOwn || (copies == Copies::kLocal && model_.facts.local[id]);
-  space.current[id] = own ? ActivationRows{space.own[id], first_row} : ActivationRows{workspace_.activations(activations), 0};
-  return space.current[id];
+  ActivationRows& rows = space.current[id];
+  rows.data = own ? space.own[id] : workspace_.activations(activations);
+  rows.first_row = own ? first_row : 0;
+  return rows;
 }
 
 // ---- few rows -----------------------------------------------------------------------------------------------------------

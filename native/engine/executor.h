@@ -13,7 +13,9 @@
 
 namespace topg {
 
-constexpr int kRowModeRows = 64;  // from so many rows on, rows are split among threads instead of channels
+// From so many rows on, and so many for each thread, rows are split among threads instead of channels: with fewer, reading
+// all weights for each block of rows costs more than meeting after each step.
+constexpr int kRowModeRows = 64, kRowModeRowsOfThread = 32;
 
 // Where a step's results go; either may be null.
 struct StepOutput {
@@ -88,7 +90,7 @@ class Executor {
   AttentionState block_states(const AttentionShape& shape, int block, int kv_head, int row) const;
   void write_heads(const AttentionStep& step, int row, int kv_head, const float* out, const float* total,
                    int thread) const;
-  const uint8_t* keys_of(const Attention& attention, const WorkItem& item) const;
+  AttentionItem attention_item(const Attention& attention, const WorkItem& item) const;
 
   // logits_step.cpp
   void logits(const LogitsStep& step, int thread) const;

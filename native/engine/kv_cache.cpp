@@ -8,7 +8,6 @@
 namespace topg {
 namespace {
 
-constexpr int kMaxHeadDim = 1024;
 constexpr int kMaxTokensPerPage = 1 << 20;
 
 void check(const char* name, int value, int least, int most) {
@@ -25,8 +24,8 @@ KVCache::KVCache(const KVLayout& layout, int pages) : layout_(layout), pages_(pa
   check("head_dim", layout.head_dim, 1, kMaxHeadDim);
   check("tokens_per_page", layout.tokens_per_page, kTileKeys, kMaxTokensPerPage);
   if (layout.tokens_per_page % kTileKeys != 0) {
-    throw std::invalid_argument("a page has " + std::to_string(layout.tokens_per_page) + " tokens; it must be a multiple of " +
-                                std::to_string(kTileKeys));
+    throw std::invalid_argument("a page has " + std::to_string(layout.tokens_per_page) +
+                                " tokens; it must be a multiple of " + std::to_string(kTileKeys));
   }
   check("pages", pages, 1, INT_MAX / layout.tokens_per_page);
   memory_ = HugeBuffer(size_t(pages) * layout.page_bytes());

@@ -65,7 +65,8 @@ void Executor::linear_part(const LinearStep& step, size_t index, Rows rows, Rang
            });
 }
 
-void Executor::write_block(const LinearPart& part, const float* c, int rows, int block, float* out, ptrdiff_t stride) const {
+void Executor::write_block(const LinearPart& part, const float* c, int rows, int block, float* out,
+                           ptrdiff_t stride) const {
   const float* bias = part.bias == kNone ? nullptr : model_.vectors[size_t(part.bias)].data() + block * kBlockChannels;
   const BlockKernels& k = kernels_.blocks;
   switch (part.epilogue) {

@@ -28,7 +28,8 @@ void StepInput::set(const StepArrays& arrays) {
   const size_t slices = arrays.counts.size;
   if (slices == 0) refuse("the step has no slices; a step computes at least one token");
   if (arrays.starts.size != slices || arrays.wanted.size != slices || arrays.page_offsets.size != slices + 1) {
-    refuse("a step of " + number(long(slices)) + " slices needs as many starts and wanted, and one page offset more; given: " +
+    refuse("a step of " + number(long(slices)) +
+           " slices needs as many starts and wanted, and one page offset more; given: " +
            number(long(arrays.starts.size)) + ", " + number(long(arrays.wanted.size)) + " and " +
            number(long(arrays.page_offsets.size)));
   }
@@ -56,48 +57,54 @@ void StepInput::check_tokens(const StepArrays& arrays) const {
   }
 }
 
-void StepInput::add_slice(const StepArrays& arrays, size_t index) {
+// Slice `index`, whose tokens begin at row rows_, with its page table.
+Span<int32_t> StepInput::check_slice(const StepArrays& arrays, size_t index) const {
   const int start = arrays.starts.data[index], count = arrays.counts.data[index];
   const std::string slice = "slice " + number(long(index));
-  if (count < 1 || size_t(count) > arrays.tokens.size - size_t(rows_)) {
-    refuse(slice + " has " + number(count) + " tokens; allowed: 1 to the " +
-           number(long(arrays.tokens.size) - rows_) + " that are left");
+  const long left = long(arrays.tokens.size) - rows_;
+  if (count < 1 || count > left) {
+    refuse(slice + " has " + number(count) + " tokens; allowed: 1 to the " + number(left) + " that are left");
   }
   if (start < 0 || start > limits_.positions - count) {
     refuse(slice + " needs positions " + number(start) + " to " + number(long(start) + count - 1) +
            "; there are positions 0 to " + number(limits_.positions - 1));
   }
-  const int first_page = arrays.page_offsets.data[index], last_page = arrays.page_offsets.data[index + 1];
-  if (first_page < 0 || last_page < first_page || size_t(last_page) > arrays.pages.size) {
-    refuse(slice + " has pages " + number(first_page) + " to " + number(last_page) + " of " +
-           number(long(arrays.pages.size)) + "; offsets must ascend within them");
+  const int first = arrays.page_offsets.data[index], last = arrays.page_offsets.data[index + 1];
+  if (first < 0 || last < first || size_t(last) > arrays.pages.size) {
+    refuse(slice + " has pages " + number(first) + " to " + number(last) + " of " + number(long(arrays.pages.size)) +
+           "; offsets must ascend within them");
   }
-  const int per_page = limits_.tokens_per_page, table = last_page - first_page;
-  if (long(table) * per_page < long(start) + count) {
-    refuse(slice + " has a page table of " + number(table) + " pages, which has room for " +
-           number(long(table) * per_page) + " of " + number(long(start) + count) + " tokens");
+  const Span<int32_t> table = {arrays.pages.data + first, size_t(last - first)};
+  const long room = long(table.size) * limits_.tokens_per_page, needed = long(start) + count;
+  if (room < needed) {
+    refuse(slice + " has a page table of " + number(long(table.size)) + " pages, which has room for " + number(room) +
+           " of " + number(needed) + " tokens");
   }
-  const int32_t* pages = arrays.pages.data + first_page;
-  for (int i = 0; i < table; ++i) {
-    if (pages[i] < 0 || pages[i] >= limits_.pages) {
-      refuse(slice + " names page " + number(pages[i]) + "; the pool has pages 0 to " + number(limits_.pages - 1));
-    }
+  for (size_t i = 0; i < table.size; ++i) {
+    if (table.data[i] >= 0 && table.data[i] < limits_.pages) continue;
+    refuse(slice + " names page " + number(table.data[i]) + "; the pool has pages 0 to " + number(limits_.pages - 1));
   }
-  const uint8_t wanted = arrays.wanted.data[index];
-  if (wanted > uint8_t(LogitsWanted::kAll)) {
-    refuse(slice + " wants logits " + number(wanted) + "; allowed: 0 (none), 1 (last) and 2 (all)");
+  if (arrays.wanted.data[index] > uint8_t(LogitsWanted::kAll)) {
+    refuse(slice + " wants logits " + number(arrays.wanted.data[index]) + "; allowed: 0 (none), 1 (last) and 2 (all)");
   }
+  return table;
+}
+
+void StepInput::add_slice(const StepArrays& arrays, size_t index) {
+  const int32_t* pages = check_slice(arrays, index).data;
+  const int start = arrays.starts.data[index], count = arrays.counts.data[index];
   slices_.push_back({rows_, count, start, pages});
   for (int i = 0; i < count; ++i) {
     const size_t row = size_t(rows_ + i);
     positions_[row] = start + i;
-    pages_[row] = pages[(start + i) / per_page];
+    pages_[row] = pages[(start + i) / limits_.tokens_per_page];
     slice_starts_[row] = rows_;
   }
-  const LogitsWanted logits = LogitsWanted(wanted);
-  const int selected = logits == LogitsWanted::kAll ? count : logits == LogitsWanted::kLast ? 1 : 0;
+  const auto wanted = LogitsWanted(arrays.wanted.data[index]);
+  const int selected = wanted == LogitsWanted::kAll ? count : wanted == LogitsWanted::kLast ? 1 : 0;
   if (int(selected_.size()) + selected > limits_.max_logits_rows) {
-    refuse("the step wants logits of more than " + number(limits_.max_logits_rows) + " rows, which is the most of one step");
+    refuse("the step wants logits of more than " + number(limits_.max_logits_rows) +
+           " rows, which is the most of one step");
   }
   for (int i = count - selected; i < count; ++i) selected_.push_back(rows_ + i);
   rows_ += count;

@@ -17,8 +17,8 @@ struct Span {
 
 enum class LogitsWanted : uint8_t { kNothing, kLast, kAll };
 
-// A step as the caller states it.  Slice i has counts[i] tokens, the first of them at position starts[i] of its sequence, and
-// page table pages[page_offsets[i]] .. pages[page_offsets[i + 1] - 1].
+// A step as the caller states it.  Slice i has counts[i] tokens, the first of them at position starts[i] of its sequence,
+// and page table pages[page_offsets[i]] .. pages[page_offsets[i + 1] - 1].
 struct StepArrays {
   Span<int32_t> tokens, starts, counts, page_offsets, pages;
   Span<uint8_t> wanted;  // LogitsWanted of each slice
@@ -48,8 +48,6 @@ class StepInput {
 
   // Throws std::invalid_argument saying what is wrong; `arrays` must stay until the step is done.
   void set(const StepArrays& arrays);
-  // Positions below `positions` exist from now on.
-  void set_positions(int positions) { limits_.positions = positions; }
 
   int rows() const { return rows_; }
   int selected_rows() const { return int(selected_.size()); }
@@ -65,6 +63,7 @@ class StepInput {
 
  private:
   void add_slice(const StepArrays& arrays, size_t index);
+  Span<int32_t> check_slice(const StepArrays& arrays, size_t index) const;
   void check_tokens(const StepArrays& arrays) const;
 
   StepLimits limits_;

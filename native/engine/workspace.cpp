@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/work_list.h"
+
 namespace topg {
 namespace {
 
@@ -62,8 +64,7 @@ void Workspace::lay_out(const Model& model, const WorkspaceSize& size) {
   queries_.values = arena_.take<uint8_t>(query_rows * size_t(model.kv.dim()) * model.kv.element_bytes());
   queries_.scales = arena_.take<float>(query_rows);
   queries_.sums = arena_.take<int32_t>(query_rows);
-  const size_t blocks = size_t((size.positions + kKeyBlock - 1) / kKeyBlock);
-  block_states_ = states(blocks * kPrivateRows * heads, model.kv.dim());
+  block_states_ = states(size_t(kKeptRows) * size_t(last_block(size.positions - 1)) * heads, model.kv.dim());
   logits_ = arena_.take<float>(size_t(size.logits_rows) * size_t(model.vocab));
   for (int thread = 0; thread < size.threads; ++thread) threads_.push_back(thread_space(model, size));
 }
@@ -80,7 +81,7 @@ ThreadSpace Workspace::thread_space(const Model& model, const WorkspaceSize& siz
     space.own.push_back(make_activations(model.activations[i], model.facts.local[i] ? kMostBlockRows : kPrivateRows));
     space.current.push_back({activations_[i], 0});
   }
-  space.best = arena_.take<Best>(size_t(std::max(size.rows, size.logits_rows)));
+  space.best = arena_.take<Best>(size_t(size.logits_rows));
   return space;
 }
 

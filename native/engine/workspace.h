@@ -46,7 +46,7 @@ class Workspace {
   const Activations& activations(int id) const { return activations_[size_t(id)]; }  // [rows], of all threads
   ThreadSpace& of(int thread) { return threads_[size_t(thread)]; }
   const Queries& queries() const { return queries_; }
-  // States of key blocks that are folded later: [block][kv_head][kPrivateRows][group].
+  // States of key blocks that are folded later: [block][kv_head][rows of the step][group].
   const AttentionState& block_states() const { return block_states_; }
   float* logits() const { return logits_; }  // [logits rows][vocab]
   std::atomic<int>& counter(size_t step) { return counters_[step]; }

@@ -1,20 +1,18 @@
 // Heads on their way into queries and KV tiles (layout.h draws a tile).
 #pragma once
 
+#include "kernels/attention_softmax.h"
 #include "kernels/kernels.h"
-#include "kernels/rows_prepare.h"
 #include "kernels/simd.h"
 
 namespace topg {
 namespace {
 
-constexpr int kMostDim = 512;  // of a head
-constexpr float kLog2E = 1.44269504f;
 
 // Columns of one transform of a head: the largest power of two that divides head_dim.
 constexpr int hadamard_size(int head_dim) { return head_dim & -head_dim; }
 
-// The orthonormal Walsh-Hadamard transform of n values in place, n a power of two.
+// The Walsh-Hadamard transform of n values in place, n a power of two; orthonormal but for a factor of 1 / sqrt(n).
 inline void hadamard(float* x, int n) {
   int stride = 1;
   if (n >= kLanes) {
@@ -40,26 +38,35 @@ inline void hadamard(float* x, int n) {
       }
     }
   }
-  const float factor = 1 / __builtin_sqrtf(float(n));
-  for (int i = 0; i < n; ++i) x[i] *= factor;
 }
 
-// A head times `factor`, filled up with zeros; with `spread`, transformed in runs.
-struct PaddedHead {
-  alignas(64) float values[kMostDim];
+// The orthonormal transform of a head in runs; its own inverse.
+inline void transform_head(float* head, int head_dim) {
+  const int n = hadamard_size(head_dim);
+  if (n == 1) return;
+  const float scale = 1 / __builtin_sqrtf(float(n));
+  for (int i = 0; i < head_dim; i += n) hadamard(head + i, n);
+  int i = 0;
+  for (; i + kLanes <= head_dim; i += kLanes) store(head + i, load(head + i) * splat(scale));
+  for (; i < head_dim; ++i) head[i] *= scale;
+}
 
-  PaddedHead(const float* head, int head_dim, int dim, float factor, bool spread) {
+// A head times `factor`, filled up with zeros; transformed for an int8 cache.
+struct PaddedHead {
+  alignas(64) float values[kMaxHeadDim];
+
+  PaddedHead(const KVLayout& kv, const float* head, float factor) {
     values[0] = 0;  // for compilers that believe a head could be empty
-    for (int i = 0; i < head_dim; ++i) values[i] = head[i] * factor;
-    for (int i = head_dim; i < dim; ++i) values[i] = 0;
-    const int n = hadamard_size(head_dim);
-    for (int i = 0; spread && n > 1 && i < head_dim; i += n) hadamard(values + i, n);
+    int i = 0;
+    for (; i + kLanes <= kv.head_dim; i += kLanes) store(values + i, load(head + i) * splat(factor));
+    if (i < kv.dim()) store(values + i, load_first(head + i, kv.head_dim - i) * splat(factor));
+    if (kv.type == KVType::kInt8) transform_head(values, kv.head_dim);
   }
 };
 
 // Codes of a head with one scale for all of it.
 struct HeadCodes {
-  alignas(64) int8_t codes[kMostDim];
+  alignas(64) int8_t codes[kMaxHeadDim];
   float scale;
   int32_t sum;
 
@@ -99,7 +106,7 @@ inline void store_query(const AttentionShape& shape, const float* head, const Qu
   const ptrdiff_t index = query_index(shape, queries, row, head_index);
   // Without a soft cap, scores go straight into a power of two.
   const float factor = shape.softcap == 0 ? shape.scale * kLog2E : shape.scale;
-  const PaddedHead padded(head, kv.head_dim, kv.dim(), factor, kv.type == KVType::kInt8);
+  const PaddedHead padded(kv, head, factor);
   uint8_t* place = static_cast<uint8_t*>(queries.values) + index * kv.dim() * ptrdiff_t(kv.element_bytes());
   switch (kv.type) {
     case KVType::kFloat32: __builtin_memcpy(place, padded.values, size_t(kv.dim()) * sizeof(float)); return;
@@ -124,8 +131,9 @@ inline void store_column(const uint32_t* values, int count, uint8_t* tile, int t
 inline void store_key(const AttentionShape& shape, const float* head, uint8_t* tile, int token) {
   const KVLayout& kv = shape.kv;
   const int dim = kv.dim();
-  const PaddedHead padded(head, kv.head_dim, dim, 1.0f, kv.type == KVType::kInt8);
-  alignas(64) uint32_t words[kMostDim];
+  const PaddedHead padded(kv, head, 1.0f);
+  alignas(64) uint32_t words[kMaxHeadDim];
+  words[0] = 0;  // as above
   switch (kv.type) {
     case KVType::kFloat32:
       __builtin_memcpy(words, padded.values, size_t(dim) * sizeof(float));
@@ -146,14 +154,14 @@ inline void store_key(const AttentionShape& shape, const float* head, uint8_t* t
 inline void store_value(const AttentionShape& shape, const float* head, uint8_t* tile, int token) {
   const KVLayout& kv = shape.kv;
   const int dim = kv.dim();
-  const PaddedHead padded(head, kv.head_dim, dim, 1.0f, false);
+  const PaddedHead padded(kv, head, 1.0f);
   uint8_t* values = tile + kv.half_tile_bytes();
   switch (kv.type) {
     case KVType::kFloat32:
       __builtin_memcpy(values + size_t(token) * size_t(dim) * sizeof(float), padded.values, size_t(dim) * sizeof(float));
       return;
     case KVType::kBFloat16: {
-      alignas(64) uint16_t rounded[kMostDim];
+      alignas(64) uint16_t rounded[kMaxHeadDim];
       to_bfloat16(padded.values, dim, rounded);
       uint32_t* pairs = reinterpret_cast<uint32_t*>(values) + ptrdiff_t(token / 2) * dim;
       // The first token of a pair clears the second one's place.

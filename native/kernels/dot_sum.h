@@ -14,7 +14,11 @@ struct DotSum {
   typedef int Ints __attribute__((vector_size(64)));
   Ints v;
 };
-TOPG_INLINE DotSum dot_sum(int32_t start) { return {(DotSum::Ints)_mm512_set1_epi32(start)}; }
+TOPG_INLINE DotSum dot_sum(int32_t start) {
+  // By way of memory: a broadcast from a general register would take one of the two ports that multiply.
+  asm("" : "+m"(start));
+  return {(DotSum::Ints)_mm512_set1_epi32(start)};
+}
 TOPG_INLINE DotSum dot4(DotSum acc, I32 unsigned_bytes, I32 signed_bytes) {
   return {__builtin_ia32_vpdpbusd_v16si(acc.v, (DotSum::Ints)unsigned_bytes.v, (DotSum::Ints)signed_bytes.v)};
 }

@@ -9,7 +9,6 @@
 namespace topg {
 
 constexpr int kCacheLine = 64;
-constexpr int kMaxPrefetchLines = 4;
 
 // Floats of the slab that `multiply` needs.
 inline size_t slab_floats(const LinearKernel& kernel) { return size_t(kernel.max_rows) * kBlockChannels; }
@@ -24,27 +23,24 @@ struct RowTiles {
   int size(int tile) const { return begin(tile + 1) - begin(tile); }
 };
 
-// Fetches the block after `block` evenly over the row tiles of the current one.
+// Fetches the block after the current one, evenly over the inner steps of all its row tiles: in bursts, fetching would hold up
+// the loads of the current block.
 class BlockPrefetch {
  public:
   BlockPrefetch(const PackedWeight& weight, int tiles) {
-    const int64_t steps = int64_t(padded_columns(weight.format, weight.columns)) / 4;
-    const int64_t lines = int64_t(weight.bytes_per_block() + kCacheLine - 1) / kCacheLine;
-    const int64_t needed = (lines + steps * tiles - 1) / (steps * tiles);
-    lines_per_step_ = int(needed < kMaxPrefetchLines ? needed : kMaxPrefetchLines);
-    bytes_per_tile_ = steps * lines_per_step_ * kCacheLine;
+    const int64_t steps = round_up(padded_columns(weight.format, weight.columns), 4) / 4;
+    bytes_per_step_ = int((int64_t(weight.bytes_per_block()) + steps * tiles - 1) / (steps * tiles));
+    bytes_per_tile_ = steps * bytes_per_step_;
   }
 
-  // What row tile `tile` fetches of the block at `next`; the first tiles fetch all of it when there are many.
-  void set(TileArguments& arguments, const uint8_t* next, int64_t next_bytes, int tile) const {
-    const int64_t offset = tile * bytes_per_tile_;
-    const bool useful = next != nullptr && offset < next_bytes;
-    arguments.prefetch = useful ? next + offset : nullptr;
-    arguments.prefetch_lines = useful ? lines_per_step_ : 0;
+  // What row tile `tile` fetches of the block at `next`, which may be null.
+  void set(TileArguments& arguments, const uint8_t* next, int tile) const {
+    arguments.prefetch = next != nullptr ? next + tile * bytes_per_tile_ : nullptr;
+    arguments.prefetch_bytes = next != nullptr ? bytes_per_step_ : 0;
   }
 
  private:
-  int lines_per_step_;
+  int bytes_per_step_;
   int64_t bytes_per_tile_;
 };
 
@@ -58,15 +54,14 @@ void multiply(const LinearKernel& kernel, const PackedWeight& weight, const Acti
   if (rows <= 0) return;
   const RowTiles tiles(rows, kernel.max_rows);
   const BlockPrefetch prefetch(weight, tiles.tiles);
-  const int64_t block_size = int64_t(weight.bytes_per_block());
   TileArguments arguments{&x, 0, 0, nullptr, slab, nullptr, 0};
   for (int block = first_block; block < last_block; block++) {
     arguments.block = weight.block(block);
-    const uint8_t* next = block + 1 < last_block ? arguments.block + block_size : nullptr;
+    const uint8_t* next = block + 1 < last_block ? weight.block(block + 1) : nullptr;
     for (int tile = 0; tile < tiles.tiles; tile++) {
       arguments.row = first_row + tiles.begin(tile);
       arguments.rows = tiles.size(tile);
-      prefetch.set(arguments, next, block_size, tile);
+      prefetch.set(arguments, next, tile);
       kernel.tile(weight.format, arguments);
       epilogue(arguments.row, arguments.rows, block, static_cast<const float*>(slab));
     }

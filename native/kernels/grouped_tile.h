@@ -8,9 +8,6 @@
 namespace topg {
 namespace {
 
-// The inner steps fetch at most this many lines each; a block has no more than that many per step.
-constexpr int kTilePrefetchLines = 3;
-
 template <class Format, int kRows>
 struct DotTile {
   DotSum dots[kRows][2];  // products of the current group, by row and half block
@@ -33,34 +30,43 @@ struct DotTile {
   }
 };
 
+// As TilePrefetch, for a number of lines per step that is known at compile time: no branches between the products.
 template <int kLines>
-TOPG_INLINE const uint8_t* fetch_lines(const uint8_t* p) {
-  unroll<kLines>([&](auto i) TOPG_INLINE_LAMBDA { prefetch_l2(p + i * 64); });
-  return p + kLines * 64;
-}
+class LinePrefetch {
+ public:
+  TOPG_INLINE explicit LinePrefetch(const TileArguments& a) : next_(a.prefetch), bytes_(a.prefetch_bytes) {}
 
-// All inner steps of a group; returns where the next group's prefetching goes on.
+  TOPG_INLINE void step() {
+    unroll<kLines>([&](auto i) TOPG_INLINE_LAMBDA { prefetch_l2(next_ + i * 64); });
+    if constexpr (kLines != 0) next_ += bytes_;
+  }
+
+ private:
+  const uint8_t* next_;
+  ptrdiff_t bytes_;
+};
+
+// All inner steps of a group.
 template <class Format, int kRows, int kLines>
-TOPG_INLINE const uint8_t* add_group(DotTile<Format, kRows>& tile, const uint8_t* codes, const QuantisedRows& x,
-                                     const uint8_t* prefetch) {
+TOPG_INLINE void add_group(DotTile<Format, kRows>& tile, const uint8_t* codes, const QuantisedRows& x,
+                           LinePrefetch<kLines>& prefetch) {
   const int8_t* columns = x.codes;
   const uint8_t* const end = codes + Format::kCodeBytes;
   // One step an iteration: a loop unrolled over the group would run out of registers.
 #pragma GCC unroll 1
   for (; codes != end; codes += kStepBytes) {
     const I32 first = load_bytes(codes), second = load_bytes(codes + kHalfBytes);
-    prefetch = fetch_lines<kLines>(prefetch);
+    prefetch.step();
     if constexpr (Format::kCode == WeightCode::kInt8) {
       tile.add(first, second, columns, x.stride);
       columns += kStepColumns;
     } else {
-      prefetch = fetch_lines<kLines>(prefetch);
+      prefetch.step();
       tile.add(low_nibbles(first), low_nibbles(second), columns, x.stride);
       tile.add(high_nibbles(first), high_nibbles(second), columns + kStepColumns, x.stride);
       columns += 2 * kStepColumns;
     }
   }
-  return prefetch;
 }
 
 // sums += dots * (activation scale * weight scale), then += (activation scale * sum of activations) * minimum.
@@ -88,13 +94,14 @@ TOPG_INLINE void add_scaled(F32 (&sums)[kRows][2], const DotTile<Format, kRows>&
 template <class Format, int kRows, int kLines>
 [[gnu::noinline]] void grouped_tile(const TileArguments& a) {
   QuantisedRows x(*a.x, a.row);
-  const uint8_t *group = a.block, *prefetch = a.prefetch;
+  LinePrefetch<kLines> prefetch(a);
+  const uint8_t* group = a.block;
   F32 sums[kRows][2];
   unroll<kRows>([&](auto r) TOPG_INLINE_LAMBDA { sums[r][0] = sums[r][1] = zero(); });
   for (int left = a.x->groups; left > 0; --left) {
     DotTile<Format, kRows> tile;
     tile.start_group(x);
-    prefetch = add_group<Format, kRows, kLines>(tile, group, x, prefetch);
+    add_group<Format, kRows, kLines>(tile, group, x, prefetch);
     add_scaled<Format, kRows>(sums, tile, group + Format::kCodeBytes, x);
     group += Format::kBytes;
     x.next_group(Format::kGroup);
@@ -105,13 +112,14 @@ template <class Format, int kRows, int kLines>
   });
 }
 
+// No format has more than three lines per step.
 template <class Format, int kRows>
 TOPG_INLINE void grouped_tile_of_rows(const TileArguments& a) {
-  switch (a.prefetch == nullptr ? 0 : a.prefetch_lines) {
+  switch (a.prefetch == nullptr ? 0 : (a.prefetch_bytes + 63) / 64) {
     case 0: return grouped_tile<Format, kRows, 0>(a);
     case 1: return grouped_tile<Format, kRows, 1>(a);
     case 2: return grouped_tile<Format, kRows, 2>(a);
-    default: return grouped_tile<Format, kRows, kTilePrefetchLines>(a);
+    default: return grouped_tile<Format, kRows, 3>(a);
   }
 }
 

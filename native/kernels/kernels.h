@@ -22,7 +22,7 @@ struct TileArguments {
   const uint8_t* block;     // packed block of 32 channels
   float* out;               // [rows][32], 64-byte aligned
   const uint8_t* prefetch;  // what will be read next, or null: fetched into L2 spread over the tile's inner loop
-  int prefetch_lines;       // cache lines to fetch per inner step (kStepColumns x 32 channels), 0 to 4
+  int prefetch_bytes;       // how much of it per inner step (kStepColumns x 32 channels)
 };
 
 // rows of x times one block of channels, over all columns.
@@ -61,7 +61,7 @@ struct AttentionItem {
   int kv_head;
   int first_block, last_block;  // in units of kKeyBlock
   const int32_t* pages;         // page table of the sequence
-  const uint8_t* next;          // start of KV data that the next item reads, for prefetching; may be null
+  const AttentionItem* next;    // what will be attended to next, for prefetching; may be null
 };
 
 // Softmax of one (row, head) so far: out [dim] is the unnormalised weighted sum of values.

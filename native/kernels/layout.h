@@ -15,6 +15,7 @@ constexpr int kLanes = 16;
 constexpr int kRotationGroup = 64;  // columns of one Walsh-Hadamard transform
 constexpr int kKeyBlock = 256;      // keys whose softmax is computed together; blocks start at multiples of it
 constexpr int kTileKeys = 32;       // keys of one tile of a KV page
+constexpr int kMaxHeadDim = 512;    // kernels keep heads on the stack
 
 enum class WeightCode : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8, kInt4 };
 enum class ScaleType : uint8_t { kNone, kFloat32, kFloat16, kBFloat16 };
@@ -124,8 +125,9 @@ struct Activations {
 //   bfloat16  K [dim / 2][32 tokens][2]         V [32 / 2][dim][2 tokens]
 //   int8      K u8 (code + 128) [dim / 4][32 tokens][4], then V s8 [32 / 4][dim][4 tokens],
 //             then f32 scale of each token's K [32], then of its V [32]
-// Keys of an int8 cache are stored after an orthonormal Walsh-Hadamard transform over the largest power of two that
-// divides head_dim (runs of it side by side); queries go through the same one.
+// Keys and values of an int8 cache are stored after an orthonormal Walsh-Hadamard transform over the largest power of two
+// that divides head_dim (runs of it side by side).  Queries go through the same one, and results through it again: it is its
+// own inverse.
 enum class KVType : uint8_t { kFloat32, kBFloat16, kInt8 };
 
 struct KVLayout {

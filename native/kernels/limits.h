@@ -1,6 +1,7 @@
 // Loops that measure what the processor can do at most: see PeakKernels.
 #pragma once
 
+#include "kernels/dot_sum.h"
 #include "kernels/kernels.h"
 #include "kernels/simd.h"
 
@@ -20,9 +21,9 @@ TOPG_INLINE void keep(I32& x) { asm volatile("" : "+m"(x)); }
 template <class Vector, class Step>
 TOPG_INLINE void run_chains(Vector (&sums)[kChains], long iterations, Step step) {
   for (long i = 0; i < iterations; ++i) {
-    for (int chain = 0; chain < kChains; ++chain) sums[chain] = step(sums[chain]);
+    unroll<kChains>([&](auto chain) TOPG_INLINE_LAMBDA { sums[chain] = step(sums[chain]); });
   }
-  for (Vector& sum : sums) keep(sum);
+  asm volatile("" ::"m"(sums) : "memory");
 }
 
 inline double peak_float32(long iterations) {
@@ -59,10 +60,11 @@ inline double peak_bfloat16(long iterations) {
 #else
 
 inline double peak_int8(long iterations) {
-  I32 sums[kChains], a = splat(0), b = splat(0);
-  for (I32& sum : sums) sum = splat(0);
+  DotSum sums[kChains];
+  I32 a = splat(0), b = splat(0);
+  for (DotSum& sum : sums) sum = dot_sum(0);
   keep(a), keep(b);
-  run_chains(sums, iterations, [&](I32 sum) TOPG_INLINE_LAMBDA { return dot4(sum, a, b); });
+  run_chains(sums, iterations, [&](DotSum sum) TOPG_INLINE_LAMBDA { return dot4(sum, a, b); });
   return double(iterations) * kChains * kLanes * 4;
 }
 

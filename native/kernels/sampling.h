@@ -16,7 +16,7 @@ constexpr int kDoubles = 4;
 constexpr int kDoubles = 2;
 #endif
 typedef double Doubles __attribute__((vector_size(kDoubles * sizeof(double)), aligned(alignof(double)), may_alias));
-typedef int64_t Longs __attribute__((vector_size(kDoubles * sizeof(int64_t))));
+typedef uint64_t Bits __attribute__((vector_size(kDoubles * sizeof(uint64_t))));
 typedef float Floats __attribute__((vector_size(kDoubles * sizeof(float)), aligned(alignof(float)), may_alias));
 
 TOPG_INLINE const Doubles& vector_at(const double* p) { return *reinterpret_cast<const Doubles*>(p); }
@@ -31,16 +31,16 @@ TOPG_INLINE Doubles exponentials(const Doubles& x) {
   constexpr double kRound = 0x1.8p52;  // added to a number it leaves the number's whole part in the lowest bits
   constexpr int kCount = 12;
   // 1 / n! for the terms of degree n = 13 down to 2: |r| is at most ln(2) / 2.
-  constexpr double kTerms[kCount] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
-                               1.0 / 40320,      1.0 / 5040,      1.0 / 720,      1.0 / 120,     1.0 / 24,
-                               1.0 / 6,          1.0 / 2};
-  const Longs in_range = (Longs)(x >= kSmallest);
+  constexpr double kTerms[kCount] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
+                                     1.0 / 362880,     1.0 / 40320,     1.0 / 5040,     1.0 / 720,
+                                     1.0 / 120,        1.0 / 24,        1.0 / 6,        1.0 / 2};
+  const Bits in_range = (Bits)(x >= kSmallest);
   const Doubles shifted = x * kLog2OfE + kRound, whole = shifted - kRound;
   const Doubles r = (x - whole * kLn2High) - whole * kLn2Low;
   Doubles sum = r * kTerms[0] + kTerms[1];
   unroll<kCount - 2>([&](auto i) TOPG_INLINE_LAMBDA { sum = sum * r + kTerms[i + 2]; });
   sum = 1.0 + (r + (r * r) * sum);
-  const Longs scaled = (Longs)sum + ((Longs)shifted << 52);  // times 2^whole
+  const Bits scaled = (Bits)sum + ((Bits)shifted << 52);  // times 2^whole
   return (Doubles)(scaled & in_range);
 }
 

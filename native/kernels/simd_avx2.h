@@ -171,6 +171,10 @@ TOPG_INLINE void store_bfloat16(uint16_t* p, F32 x) {  // rounds to nearest even
   const __m256i packed = _mm256_packus_epi32(rounded_bfloat16(x.low), rounded_bfloat16(x.high));
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
 }
+TOPG_INLINE void store_bfloat16(uint16_t* p, F32 a, F32 b) {
+  store_bfloat16(p, a);
+  store_bfloat16(p + 16, b);
+}
 TOPG_INLINE void store_int8(int8_t* p, I32 x) {  // saturates
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xD8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
@@ -188,6 +192,13 @@ TOPG_INLINE void store_int8(int8_t* p, I32 a, I32 b, I32 c, I32 d) {  // 64 code
   const __m256i high = _mm256_packs_epi16(_mm256_packs_epi32(c.low, c.high), _mm256_packs_epi32(d.low, d.high));
   _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(low, order));
   _mm256_storeu_si256((__m256i*)p + 1, _mm256_permutevar8x32_epi32(high, order));
+}
+// Of a and b to p, of c and d to q.
+TOPG_INLINE void store_uint8(uint8_t* p, uint8_t* q, I32 a, I32 b, I32 c, I32 d) {
+  store_uint8(p, a);
+  store_uint8(p + 16, b);
+  store_uint8(q, c);
+  store_uint8(q + 16, d);
 }
 
 // In 16 bits, where no product or sum saturates: vpmaddubsw would.

@@ -100,17 +100,26 @@ TOPG_INLINE F32 load_float16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256
 TOPG_INLINE F32 load_int8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
-TOPG_INLINE void store_bfloat16(uint16_t* p, F32 x) {  // rounds to nearest even; NaN stays NaN
+TOPG_INLINE __m256i rounded_bfloat16(F32 x) {
 #if defined(__AVX512BF16__)
-  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x.v));
+  return (__m256i)_mm512_cvtneps_pbh(x.v);
 #else
   const __m512i b = _mm512_castps_si512(x.v), upper = _mm512_srli_epi32(b, 16);
   // Half of the last kept place, less one where that place is even, carries into it exactly when rounding up is due.
   const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
   const __m512i carried = _mm512_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7fff)), odd);
   const __m512i quiet_nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
-  const __m512i rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32(carried, 16), is_nan(x).v, quiet_nan);
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(carried, 16), is_nan(x).v, quiet_nan));
+#endif
+}
+TOPG_INLINE void store_bfloat16(uint16_t* p, F32 x) {  // rounds to nearest even; NaN stays NaN
+  _mm256_storeu_si256((__m256i*)p, rounded_bfloat16(x));
+}
+TOPG_INLINE void store_bfloat16(uint16_t* p, F32 a, F32 b) {  // 32 of them, in one store
+#if defined(__AVX512BF16__)
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v));
+#else
+  _mm512_storeu_si512(p, _mm512_inserti64x4(_mm512_castsi256_si512(rounded_bfloat16(a)), rounded_bfloat16(b), 1));
 #endif
 }
 TOPG_INLINE void store_int8(int8_t* p, I32 x) {  // saturates
@@ -119,11 +128,21 @@ TOPG_INLINE void store_int8(int8_t* p, I32 x) {  // saturates
 TOPG_INLINE void store_uint8(uint8_t* p, I32 x) {  // of what is not negative; saturates
   _mm_storeu_si128((__m128i*)p, _mm512_cvtusepi32_epi8(x.v));
 }
-TOPG_INLINE void store_int8(int8_t* p, I32 a, I32 b, I32 c, I32 d) {  // 64 codes, saturated
-  // Packing works within quarters of registers: 4 codes of a, of b, of c, of d, and so on come out.
-  const __m512i codes = _mm512_packs_epi16(_mm512_packs_epi32(a.v, b.v), _mm512_packs_epi32(c.v, d.v));
+// Packing works within quarters of registers: 4 codes of each of four vectors come out, and so on.
+TOPG_INLINE __m512i ordered_quads(__m512i codes) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, codes));
+  return _mm512_permutexvar_epi32(order, codes);
+}
+TOPG_INLINE void store_int8(int8_t* p, I32 a, I32 b, I32 c, I32 d) {  // 64 codes, saturated
+  const __m512i codes = _mm512_packs_epi16(_mm512_packs_epi32(a.v, b.v), _mm512_packs_epi32(c.v, d.v));
+  _mm512_storeu_si512(p, ordered_quads(codes));
+}
+// Of a and b to p, of c and d to q.
+TOPG_INLINE void store_uint8(uint8_t* p, uint8_t* q, I32 a, I32 b, I32 c, I32 d) {
+  const __m512i packed = _mm512_packus_epi16(_mm512_packs_epi32(a.v, b.v), _mm512_packs_epi32(c.v, d.v));
+  const __m512i codes = ordered_quads(packed);
+  _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(codes));
+  _mm256_storeu_si256((__m256i*)q, _mm512_extracti64x4_epi64(codes, 1));
 }
 
 // acc[i] += sum over j of unsigned[4 i + j] * signed[4 i + j], exact in int32.  Both point at 64 bytes.

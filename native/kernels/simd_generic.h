@@ -105,8 +105,11 @@ TOPG_INLINE FloatQuad fma_quad(FloatQuad a, FloatQuad b, FloatQuad c) {
                            __builtin_convertvector(z, DoublePair);
     return __builtin_convertvector(sum, FloatPair);
   };
-  const FloatPair low = half(FloatPair{a[0], a[1]}, FloatPair{b[0], b[1]}, FloatPair{c[0], c[1]});
-  const FloatPair high = half(FloatPair{a[2], a[3]}, FloatPair{b[2], b[3]}, FloatPair{c[2], c[3]});
+  FloatPair parts[3][2];  // copied: GCC 12 crashes over pairs taken from quads lane by lane in some loops
+  __builtin_memcpy(parts[0], &a, sizeof(a));
+  __builtin_memcpy(parts[1], &b, sizeof(b));
+  __builtin_memcpy(parts[2], &c, sizeof(c));
+  const FloatPair low = half(parts[0][0], parts[1][0], parts[2][0]), high = half(parts[0][1], parts[1][1], parts[2][1]);
   return FloatQuad{low[0], low[1], high[0], high[1]};
 #endif
 }
@@ -273,6 +276,10 @@ TOPG_INLINE void store_bfloat16(uint16_t* p, F32 x) {  // rounds to nearest even
   });
   for (int lane = 0; lane < 16; ++lane) p[lane] = uint16_t(rounded.v[lane / 4][lane % 4]);
 }
+TOPG_INLINE void store_bfloat16(uint16_t* p, F32 a, F32 b) {
+  store_bfloat16(p, a);
+  store_bfloat16(p + 16, b);
+}
 TOPG_INLINE void store_int8(int8_t* p, I32 x) {  // saturates
   for (int lane = 0; lane < 16; ++lane) {
     const int32_t value = x.v[lane / 4][lane % 4];
@@ -292,6 +299,13 @@ TOPG_INLINE void store_int8(int8_t* p, I32 a, I32 b, I32 c, I32 d) {  // 64 code
   store_int8(p + 16, b);
   store_int8(p + 32, c);
   store_int8(p + 48, d);
+}
+// Of a and b to p, of c and d to q.
+TOPG_INLINE void store_uint8(uint8_t* p, uint8_t* q, I32 a, I32 b, I32 c, I32 d) {
+  store_uint8(p, a);
+  store_uint8(p + 16, b);
+  store_uint8(q, c);
+  store_uint8(q + 16, d);
 }
 
 // acc[i] += sum over j of unsigned[4 i + j] * signed[4 i + j], exact in int32.  Both point at 64 bytes.

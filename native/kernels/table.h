@@ -1,40 +1,14 @@
 // Puts the kernels of one translation unit into a table.
 #pragma once
 
-#include "kernels/blocks.h"
-#include "kernels/kernels.h"
-
-#if __has_include("kernels/attention.h")
 #include "kernels/attention.h"
-#else
-namespace topg { namespace {
-inline AttentionKernel attention_kernel(KVType) { return {}; }
-} }
-#endif
-#if __has_include("kernels/grouped_linear.h")
+#include "kernels/blocks.h"
 #include "kernels/grouped_linear.h"
-#else
-namespace topg { namespace {
-inline LinearKernel grouped_linear(const WeightFormat&) { return {}; }
-} }
-#endif
 #include "kernels/kernels.h"
 #include "kernels/limits.h"
-#if __has_include("kernels/plain_linear.h")
 #include "kernels/plain_linear.h"
-#else
-namespace topg { namespace {
-inline LinearKernel plain_linear(const WeightFormat&) { return {}; }
-} }
-#endif
 #include "kernels/rows.h"
-#if __has_include("kernels/sampling.h")
 #include "kernels/sampling.h"
-#else
-namespace topg { namespace {
-inline SamplingKernels sampling_kernels() { return {}; }
-} }
-#endif
 
 namespace topg {
 namespace {

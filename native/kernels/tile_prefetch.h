@@ -12,17 +12,18 @@ constexpr int kStepColumns = 4;  // of an inner step
 class TilePrefetch {
  public:
   TOPG_INLINE explicit TilePrefetch(const TileArguments& arguments)
-      : next_(arguments.prefetch), lines_(arguments.prefetch != nullptr ? arguments.prefetch_lines : 0) {}
+      : next_(arguments.prefetch), bytes_(arguments.prefetch != nullptr ? arguments.prefetch_bytes : 0) {}
 
-  // What belongs to one inner step, or to several.
+  // What belongs to one inner step, or to several.  Fetching a line again costs next to nothing.
   TOPG_INLINE void step(int steps = 1) {
-    const uint8_t* end = next_ + ptrdiff_t(steps) * lines_ * 64;
-    for (; next_ != end; next_ += 64) prefetch_l2(next_);
+    const uint8_t* end = next_ + ptrdiff_t(steps) * bytes_;
+    for (const uint8_t* line = next_; line < end; line += 64) prefetch_l2(line);
+    next_ = end;
   }
 
  private:
   const uint8_t* next_;
-  int lines_;
+  ptrdiff_t bytes_;
 };
 
 }  // namespace

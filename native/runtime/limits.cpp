@@ -1,6 +1,7 @@
 #include "runtime/limits.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -18,23 +19,27 @@ double now() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-// Operations per second of all threads in a loop of `iterations`, two for each multiply-add.
-double measure_peak(ThreadPool& pool, double (*loop)(long), long iterations) {
+// Operations per second of all threads, two for each multiply-add that `loop` does.
+double measure_peak(ThreadPool& pool, double (*loop)(long)) {
+  constexpr double kSeconds = 0.01;
+  constexpr long kIterations = 500;
   double best = 0;
   for (int round = 0; round < kRounds; ++round) {
-    double multiply_adds = 0;
+    std::atomic<long> calls{0};
+    std::atomic<double> multiply_adds{0};  // of one call
     const double start = now();
-    pool.run([&](int thread) {
-      const double done = loop(iterations);
-      if (thread == 0) multiply_adds = done * pool.size();
+    pool.run([&](int) {
+      long mine = 0;
+      for (; now() < start + kSeconds; ++mine) multiply_adds.store(loop(kIterations), std::memory_order_relaxed);
+      calls.fetch_add(mine, std::memory_order_relaxed);
     });
-    best = std::max(best, 2 * multiply_adds / (now() - start));
+    best = std::max(best, 2 * multiply_adds.load() * double(calls.load()) / (now() - start));
   }
   return best;
 }
 
 double measure_barrier(ThreadPool& pool) {
-  constexpr int kBarriers = 5000;
+  constexpr int kBarriers = 500;
   double best = 1;
   for (int round = 0; round < kRounds; ++round) {
     const double start = now();
@@ -71,10 +76,9 @@ Limits measure_limits(const Kernels& kernels, ThreadPool& pool) {
           std::max(limits.read_bytes_per_second, measure_read(kernels, pool, buffer.data(), kReadBytes));
     }
   }
-  constexpr long kIterations = 200'000;
-  limits.int8_ops_per_second = measure_peak(pool, kernels.peaks.int8, kIterations);
-  limits.bfloat16_ops_per_second = measure_peak(pool, kernels.peaks.bfloat16, kIterations);
-  limits.float32_ops_per_second = measure_peak(pool, kernels.peaks.float32, kIterations);
+  limits.int8_ops_per_second = measure_peak(pool, kernels.peaks.int8);
+  limits.bfloat16_ops_per_second = measure_peak(pool, kernels.peaks.bfloat16);
+  limits.float32_ops_per_second = measure_peak(pool, kernels.peaks.float32);
   limits.barrier_seconds = measure_barrier(pool);
   return limits;
 }

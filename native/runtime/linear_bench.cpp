@@ -103,13 +103,10 @@ LinearRates measure_rounds(double seconds, Limit limit, Rate rate) {
   return {median(rates), median(limits), median(shares)};
 }
 
-double (*peak_of(const Kernels& kernels, ActivationCode code))(long) {
-  switch (code) {
-    case ActivationCode::kInt8: return kernels.peaks.int8;
-    case ActivationCode::kBFloat16: return kernels.peaks.bfloat16;
-    case ActivationCode::kFloat32: break;
-  }
-  return kernels.peaks.float32;
+// The fastest multiplication of the numbers that a format's kernel multiplies.
+double (*peak_of(const Kernels& kernels, const WeightFormat& format))(long) {
+  if (format.activation == ActivationCode::kInt8) return kernels.peaks.int8;
+  return format.code == WeightCode::kBFloat16 ? kernels.peaks.bfloat16 : kernels.peaks.float32;
 }
 
 }  // namespace
@@ -119,7 +116,7 @@ LinearRates bench_hot_linear(const Kernels& kernels, ThreadPool& pool, const Wei
   LinearRun linear(kernels, pool, format, channels, columns, rows, 0);
   linear.run(1);
   const int passes = std::max(1, int(kSliceSeconds / linear.run(1)));
-  double (*const loop)(long) = peak_of(kernels, format.activation);
+  double (*const loop)(long) = peak_of(kernels, format);
   double start = now();
   loop(10'000);
   const long iterations = std::max(1L, long(10'000 * kSliceSeconds / (now() - start)));

@@ -2,29 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "sampling/random_numbers.h"
 
 namespace topg {
-
-SamplerScratch::SamplerScratch(int vocab) : vocab_(vocab) {
-  lay_out();
-  arena_.commit();
-  lay_out();
-}
-
-void SamplerScratch::lay_out() {
-  const size_t count = size_t(vocab_), runs = (count + kSampleRun - 1) / kSampleRun;
-  logits_ = arena_.take<double>(count);
-  weights_ = arena_.take<double>(count);
-  maxima_ = arena_.take<double>(runs);
-  sums_ = arena_.take<double>(runs);
-  candidates_ = arena_.take<Candidate>(count);
-  tokens_ = arena_.take<int32_t>(count);
-}
-
 namespace {
 
 // Sums up to the end of each run of weights, added one after the other.
@@ -49,6 +31,24 @@ int place_of(double u, const double* weights, const double* sums, int count) {
 
 }  // namespace
 
+SamplerScratch::SamplerScratch(int vocab) : vocab_(vocab) {
+  lay_out();
+  arena_.commit();
+  lay_out();
+}
+
+void SamplerScratch::lay_out() {
+  const size_t count = size_t(vocab_), runs = (count + kSampleRun - 1) / kSampleRun;
+  logits_ = arena_.take<double>(count);
+  weights_ = arena_.take<double>(count);
+  maxima_ = arena_.take<double>(runs);
+  weight_maxima_ = arena_.take<double>(runs);
+  sums_ = arena_.take<double>(runs);
+  ranked_ = arena_.take<Candidate>(count);
+  tokens_ = arena_.take<int32_t>(count);
+  places_ = arena_.take<int32_t>(count);
+}
+
 // One row on its way through the steps that sampler.h lists.
 class RowSampler {
  public:
@@ -60,11 +60,13 @@ class RowSampler {
   void report_logprobs(SampledToken* out) const;
 
  private:
-  Logits logits() const { return {scratch_.logits_, scratch_.maxima_, vocab_}; }
+  Runs logits() const { return {scratch_.logits_, scratch_.maxima_, vocab_}; }
   bool cuts_top_k() const { return settings_.top_k > 0 && settings_.top_k < vocab_; }
+  bool cuts_weights() const { return settings_.top_p < 1 || settings_.min_p > 0; }
   int best() const;
   int draw() const;
   int take_top_k() const;
+  int cut_weights(int count) const;
   void weigh(const double* values, int count, double temperature) const;
   int ranked_best(int count, int32_t* tokens) const;
 
@@ -98,28 +100,35 @@ void RowSampler::weigh(const double* values, int count, double temperature) cons
 
 // The best tokens' ids into tokens, their logits into weights; returns how many there are.
 int RowSampler::take_top_k() const {
-  const int count = best_tokens(logits(), settings_.top_k, scratch_.weights_, scratch_.tokens_);
+  const int count = largest(logits(), settings_.top_k, scratch_.weights_, scratch_.tokens_);
   for (int i = 0; i < count; ++i) scratch_.weights_[i] = scratch_.logits_[scratch_.tokens_[i]];
   return count;
 }
 
-int RowSampler::draw() const {
-  Kept kept{scratch_.weights_, scratch_.tokens_, vocab_};
-  const bool cuts = settings_.top_p < 1 || settings_.min_p > 0;
-  if (cuts_top_k()) {
-    kept.count = take_top_k();
-    weigh(kept.weights, kept.count, settings_.temperature);
-  } else {
-    weigh(scratch_.logits_, vocab_, settings_.temperature);
-    if (cuts) std::iota(kept.tokens, kept.tokens + vocab_, 0);
+// top-p and min-p: moves the weights that stay to the front and their places into places; returns how many there are.
+int RowSampler::cut_weights(int count) const {
+  double* weights = scratch_.weights_;
+  kernels_.sampling.run_maxima(weights, count, scratch_.weight_maxima_);
+  const Runs runs{weights, scratch_.weight_maxima_, count};
+  Candidate last{settings_.min_p, count};  // the best token's weight is 1
+  if (settings_.top_p < 1) {
+    const double total = scratch_.sums_[runs.runs() - 1];
+    last = std::min(last, last_in_share(runs, settings_.top_p, total, scratch_.ranked_), ranks_before);
   }
-  const double total = scratch_.sums_[(kept.count - 1) / kSampleRun];
-  if (settings_.top_p < 1) keep_top_p(settings_.top_p, total, scratch_.candidates_, &kept);
-  if (settings_.min_p > 0) keep_min_p(settings_.min_p, &kept);
-  if (cuts) add_up(kept.weights, kept.count, scratch_.sums_);
+  const int kept = up_to(runs, last, scratch_.places_);
+  for (int i = 0; i < kept; ++i) weights[i] = weights[scratch_.places_[i]];
+  add_up(weights, kept, scratch_.sums_);
+  return kept;
+}
+
+int RowSampler::draw() const {
+  int count = cuts_top_k() ? take_top_k() : vocab_;
+  weigh(cuts_top_k() ? scratch_.weights_ : scratch_.logits_, count, settings_.temperature);
+  if (cuts_weights()) count = cut_weights(count);
   const double u = uniform(settings_.seed, uint64_t(state_.generated()));
-  const int place = place_of(u, kept.weights, scratch_.sums_, kept.count);
-  return cuts || cuts_top_k() ? kept.tokens[place] : place;
+  int place = place_of(u, scratch_.weights_, scratch_.sums_, count);
+  if (cuts_weights()) place = scratch_.places_[place];
+  return cuts_top_k() ? scratch_.tokens_[place] : place;
 }
 
 void RowSampler::report_logprobs(SampledToken* out) const {
@@ -137,7 +146,7 @@ int RowSampler::ranked_best(int wanted, int32_t* tokens) const {
   int32_t* best = scratch_.tokens_;
   int count = vocab_;
   if (wanted < vocab_) {
-    count = best_tokens(logits(), wanted, scratch_.weights_, best);
+    count = largest(logits(), wanted, scratch_.weights_, best);
   } else {
     std::iota(best, best + count, 0);
   }

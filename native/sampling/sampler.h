@@ -48,12 +48,14 @@ class SamplerScratch {
 
   int vocab_;
   Arena arena_;
-  double* logits_ = nullptr;   // [vocab], adjusted
-  double* weights_ = nullptr;  // [vocab]
-  double* maxima_ = nullptr;   // of the logits' runs
-  double* sums_ = nullptr;     // of weights, up to the end of each run
-  Candidate* candidates_ = nullptr;  // [vocab]
-  int32_t* tokens_ = nullptr;        // [vocab]
+  double* logits_ = nullptr;         // [vocab], adjusted
+  double* weights_ = nullptr;        // [vocab]: of all tokens, or of those that top-k left
+  double* maxima_ = nullptr;         // of the logits' runs
+  double* weight_maxima_ = nullptr;  // of the weights' runs
+  double* sums_ = nullptr;           // of weights, up to the end of each run
+  Candidate* ranked_ = nullptr;      // [vocab]
+  int32_t* tokens_ = nullptr;        // [vocab]: ids that top-k left
+  int32_t* places_ = nullptr;        // [vocab]: of the weights that top-p and min-p left
 };
 
 // The next token of one row: logits [state.vocab()].

@@ -1,6 +1,6 @@
 // Cutting the distribution's tail: top-k, top-p, min-p.  The rules are those of topg/sampling/truncation.py.
 //
-// Nothing is sorted that need not be: top-k looks only into runs of logits whose maximum may be among the best, top-p ranks
+// Nothing is looked at or sorted that need not be: runs of numbers whose maximum is too small are passed over, and top-p ranks
 // tokens only until the wanted share is reached.
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace topg {
 
-// A vocabulary's logits and the maxima of its runs of kSampleRun.
-struct Logits {
+// Numbers with the maxima of their runs of kSampleRun.
+struct Runs {
   const double* values;
   const double* maxima;
   int count;
@@ -17,26 +17,24 @@ struct Logits {
   int runs() const;
 };
 
+// A weight and where it stands.  Equal weights rank by place, the first one first.
 struct Candidate {
   double weight;
   int32_t place;
 };
 
-// Tokens that can still be drawn, in ascending order of their ids, with weights.
-struct Kept {
-  double* weights;
-  int32_t* tokens;
-  int count;
-};
+inline bool ranks_before(const Candidate& a, const Candidate& b) {
+  return a.weight != b.weight ? a.weight > b.weight : a.place < b.place;
+}
 
-// Ids of the k best, 0 < k < count, ascending: the lower id among equals.  `tokens` [count] receives them, `values` [count] is
-// overwritten.  Tokens at -inf may be left out.  Returns how many there are.
-int best_tokens(const Logits& logits, int k, double* values, int32_t* tokens);
+// Places of the k largest, 0 < k < count, ascending; the first among equals.  `places` [count] receives them, `moved` [count]
+// is overwritten.  Returns k.
+int largest(const Runs& numbers, int k, double* moved, int32_t* places);
 
-// Keeps the fewest best tokens whose weights add up to at least `p` of `total`.  candidates [kept.count] is overwritten.
-void keep_top_p(double p, double total, Candidate* candidates, Kept* kept);
+// top-p: the last of the fewest best weights that add up to at least `p` of `total`.  `ranked` [count] is overwritten.
+Candidate last_in_share(const Runs& weights, double p, double total, Candidate* ranked);
 
-// Keeps tokens with at least `p` times the best token's weight.
-void keep_min_p(double p, Kept* kept);
+// Places of the weights that do not rank after `last`, ascending; returns how many.
+int up_to(const Runs& weights, const Candidate& last, int32_t* places);
 
 }  // namespace topg

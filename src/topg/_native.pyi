@@ -144,6 +144,11 @@ class Engine:
         """The best token of each row wanted; -1 where the logits are not usable numbers."""
 
     def copy_page(self, source: int, target: int) -> None: ...
+    def set_profiling(self, on: bool) -> None:
+        """Whether steps are timed from now on; times start at zero."""
+
+    def profile(self) -> dict[str, Any]:
+        """Seconds since then, the mean of the threads: "steps", one number a step, and "waiting" at barriers."""
 
 # ---- rows and plain linears, for tests and benchmarks ----
 #
@@ -206,3 +211,113 @@ def plain_linear(
     isa: str, weight: PackedBytes, x: npt.NDArray[np.float32], tile_rows: int
 ) -> npt.NDArray[np.float32]: ...
 def plain_tile_rows(isa: str, weight: PackedBytes) -> int: ...
+
+# ---- linears, for tests and benchmarks ----
+
+class LinearWeight:
+    """A weight packed from stored arrays, of one source or two interleaved."""
+
+    def __init__(
+        self,
+        code: str,
+        activation: str,
+        scale: str,
+        group: int,
+        minimum: bool,
+        rows: int,
+        columns: int,
+        sources: Sequence[StoredParts],
+    ) -> None: ...
+    @property
+    def channels(self) -> int: ...
+    def packed(self) -> npt.NDArray[np.uint8]: ...
+
+def linear(
+    isa: str,
+    weight: LinearWeight,
+    values: npt.NDArray[Any],
+    scales: npt.NDArray[np.float32] | None = None,
+    max_rows: int = 0,
+) -> npt.NDArray[np.float32]:
+    """Prepared activations times a weight, in tiles of at most `max_rows` rows."""
+
+def linear_kernel(isa: str, code: str, activation: str, scale: str, group: int, minimum: bool) -> tuple[str, int]:
+    """Name and largest tile of a format's kernel; the name is "" when it has none."""
+
+def bench_linear(
+    isa: str,
+    threads: int,
+    code: str,
+    activation: str,
+    scale: str,
+    group: int,
+    minimum: bool,
+    channels: int,
+    columns: int,
+    rows: int,
+    streaming: bool,
+    seconds: float,
+) -> dict[str, float]:
+    """Medians of a kernel's rate, of the machine's limit measured beside it, and of their ratio.
+
+    Operations per second against the multipliers' peak, or, streaming, bytes of weights per second against the read
+    bandwidth.
+    """
+
+# ---- sampling ----
+
+# A token; or (token, log-probability, [(id, log-probability), ..]); or "unusable" or "no token", what is wrong with it.
+SampleResult = int | tuple[int, float, list[tuple[int, float]]] | str
+
+class SamplerState:
+    """What sampling remembers of one request; raises ValueError for token ids outside the vocabulary."""
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        prompt: Int32,
+        seed: int,
+        greedy: bool,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        biases: Sequence[tuple[int, float]],
+        banned: Sequence[int],
+        exclusive: Sequence[int],
+        end_tokens: Sequence[int],
+        min_tokens: int,
+        logprobs: int,
+    ) -> None:
+        """logprobs: -1 for none."""
+    @property
+    def generated(self) -> int: ...
+    def record(self, token: int) -> None: ...
+    def allow(self, words: npt.NDArray[np.uint32]) -> None:
+        """Allow only tokens whose bit is set: token t has bit t % 32 of word t // 32."""
+    def allow_all(self) -> None: ...
+
+class Sampler:
+    """Runs a finished engine's steps and draws from their logits in the same call."""
+
+    def __init__(self, engine: Engine) -> None: ...
+    def run(
+        self,
+        tokens: Int32,
+        starts: Int32,
+        counts: Int32,
+        page_offsets: Int32,
+        pages: Int32,
+        wanted: npt.NDArray[np.uint8],
+        states: Sequence[SamplerState],
+    ) -> list[SampleResult]: ...
+
+def sample(isa: str, logits: npt.NDArray[np.float32], states: Sequence[SamplerState]) -> list[SampleResult]: ...
+def sampling_weights(
+    isa: str, logits: npt.NDArray[np.float64], maximum: float, temperature: float
+) -> npt.NDArray[np.float64]: ...
+def uniform(seed: int, index: int) -> float: ...

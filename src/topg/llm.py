@@ -71,7 +71,7 @@ class LLM:
         max_batch_size: int | None = None,
         config: Config | Resolved | None = None,
     ) -> None:
-        _check_threads(threads)
+        check_threads(threads)
         resolved = _resolved(config, max_context, max_batch_size)
         settings = resolved.config
         # Before a conversion: a back end that is missing, or cannot do what is asked for, is said at once.
@@ -192,7 +192,8 @@ class LLM:
         return given
 
 
-def _check_threads(threads: object) -> None:
+def check_threads(threads: object) -> None:
+    """Raise ConfigError unless `threads` is None or a number of threads."""
     wrong = not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS
     if threads is not None and wrong:
         raise ConfigError(f"threads is {shown(threads)}; allowed: whole numbers from 1 to {MAX_THREADS}")

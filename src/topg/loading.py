@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from topg.converter.convert import ModelConverter
 from topg.converter.format import ConvertedModel, is_converted
 from topg.converter.manifest import FORMAT_VERSION
 from topg.errors import ModelError, ModelNotFoundError, PrecisionError
@@ -102,6 +101,8 @@ def _remove(path: Path) -> None:
 
 
 def _convert(source: Path, folder: Path, recipe: str, notify: Notify) -> ConvertedModel:
+    from topg.converter.convert import ModelConverter  # rarely used, and slow to import
+
     notify(f"converting {source} to {recipe}, once; it is kept in {folder}")
     with progress_bar() as bar:
         conversion = ModelConverter(

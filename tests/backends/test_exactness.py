@@ -34,7 +34,11 @@ def assert_same_bits(left: FloatArray, right: FloatArray) -> None:
 
 @pytest.mark.parametrize(
     ("stored", "kv_dtype"),
-    [*((recipe, kv) for recipe in RECIPES for kv in KV_TYPES), *((kind, "bfloat16") for kind in KEPT_TYPES)],
+    [
+        *((recipe, kv) for recipe in RECIPES for kv in KV_TYPES),
+        *((kind, "bfloat16") for kind in KEPT_TYPES),
+        ("int8", "int8"),
+    ],
 )
 def test_chunks_and_batches_do_not_change_a_bit(stored: str, kv_dtype: KVType) -> None:
     lengths = [67, 1, 2, 31, 32, 33, 64, 65, 40, 5, 17, 90, 11, 29, 3, 70]

@@ -162,6 +162,22 @@ def test_arrays_are_read_only_and_outlive_the_file_object(tmp_path: Path) -> Non
     np.testing.assert_array_equal(values, np.ones(3, np.float32))
 
 
+@needs_limits
+def test_released_memory_is_given_back_and_read_again(tmp_path: Path) -> None:
+    def resident_kilobytes() -> int:
+        after_path = Path("/proc/self/smaps").read_text().split(str(path))[1]
+        return int(after_path.split("Rss:")[1].split()[0])
+
+    path = write_safetensors(tmp_path / "x.safetensors", {"x": np.arange(1 << 20, dtype=np.float32)})
+    file = SafetensorsFile(path)
+    array = file.array("x")
+    total = array.sum()
+    assert resident_kilobytes() >= 4096
+    file.release_memory()
+    assert resident_kilobytes() < 4096
+    assert array.sum() == total
+
+
 def test_types_without_whole_bytes_are_refused_when_read(tmp_path: Path) -> None:
     path = tmp_path / "four.safetensors"
     path.write_bytes(safetensors_bytes({"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, bytes(2)))

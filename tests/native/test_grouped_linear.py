@@ -64,7 +64,7 @@ INT8_ACTIVATIONS = [
 ]
 WEIGHT_ONLY = Format("int8", "bfloat16", 64, activation="bfloat16")
 FORMATS = [*INT8_ACTIVATIONS, WEIGHT_ONLY]
-# (channels, columns): single ones, around a block, columns that are no whole groups, an odd and an even number of groups.
+# (channels, columns): single ones, around a block, columns that are no whole groups, odd and even numbers of groups.
 SHAPES = [(1, 1), (31, 64), (33, 100), (64, 576), (95, 320)]
 
 by_isa = pytest.mark.parametrize("isa", ISAS)
@@ -245,10 +245,9 @@ def weight_only_case(channels: int, columns: int, rows: int) -> tuple[_native.Li
     codes = WEIGHT_ONLY.codes(rng, (channels, groups * 64))
     codes[:, columns:] = 0
     scales, meant = WEIGHT_ONLY.stored_scales(rng.uniform(0.001, 1, (channels, groups)).astype(np.float32))
-    weight = _native.LinearWeight(
-        "int8", "bfloat16", "bfloat16", 64, False, channels, columns, [(codes, scales, None)]
-    )
-    return weight, codes * meant.repeat(64, axis=1), to_bfloat16(rng.normal(size=(rows, groups * 64)).astype(np.float32))
+    weight = _native.LinearWeight("int8", "bfloat16", "bfloat16", 64, False, channels, columns, [(codes, scales, None)])
+    x = to_bfloat16(rng.normal(size=(rows, groups * 64)).astype(np.float32))
+    return weight, codes * meant.repeat(64, axis=1), x
 
 
 @by_isa

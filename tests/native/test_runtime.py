@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,8 +80,8 @@ def test_instruction_sets_of_this_build() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/cpuinfo")
 def test_what_is_usable_agrees_with_the_kernel() -> None:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        flags = next((set(line.split()) for line in file if line.startswith("flags")), set())
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
     assert ("avx2" in _native.usable_isas()) == ({"avx2", "fma", "f16c"} <= flags)
     assert ("avx512_vnni" in _native.usable_isas()) == ({"avx512_vnni", "avx512bw", "avx512vl", "avx512dq"} <= flags)
 
@@ -91,7 +92,6 @@ def test_an_unknown_instruction_set_is_refused(name: str) -> None:
         _native.isa_for(name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("isa", _native.usable_isas())
 def test_limits_are_positive(isa: str) -> None:
     limits = _native.measure_limits(isa, 1)

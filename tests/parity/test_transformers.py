@@ -1,4 +1,4 @@
-"""The reference back end against transformers, in float32: every family, several lengths, every way to cut a prompt."""
+"""Both back ends against transformers, in float32: every family, several lengths, every way to cut a prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from support.checkpoints import tokenizer_json
 from support.reference import MODELS, reference_logits, reference_logits_token_by_token, save_checkpoint
 from support.runner import Runner
+from topg.backends.base import BackendName
 from topg.converter import ModelConverter
 
+BACKENDS: tuple[BackendName, ...] = ("native", "torch")
 LENGTHS = (1, 31, 32, 33, 64, 200)
 CHUNKS = (1, 7, 32)
 TOLERANCE = 1e-3
@@ -26,12 +28,14 @@ def prompt() -> list[int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_agree(name: str, prompt: list[int], tmp_path: Path) -> None:
     reference = save_checkpoint(MODELS[name], tmp_path / "source", tokenizer_json())
-    runner = Runner(ModelConverter(tmp_path / "source", tmp_path / "model", "float32").convert(), kv_dtype="float32")
+    model = ModelConverter(tmp_path / "source", tmp_path / "model", "float32").convert()
     expected = (reference_logits_token_by_token if name in TOKEN_BY_TOKEN else reference_logits)(reference, prompt)
-    for length in LENGTHS:
-        np.testing.assert_allclose(runner.logits(prompt[:length]), expected[:length], atol=TOLERANCE, rtol=0)
-    for chunk in CHUNKS:
-        np.testing.assert_allclose(runner.logits(prompt, chunk=chunk), expected, atol=TOLERANCE, rtol=0)
+    for backend in BACKENDS:
+        runner = Runner(model, kv_dtype="float32", backend=backend)
+        for length in LENGTHS:
+            np.testing.assert_allclose(runner.logits(prompt[:length]), expected[:length], atol=TOLERANCE, rtol=0)
+        for chunk in CHUNKS:
+            np.testing.assert_allclose(runner.logits(prompt, chunk=chunk), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_the_context_matters(prompt: list[int], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from topg.precision.rotation import ROTATION_GROUP
 
 FloatArray = npt.NDArray[np.float32]
 Exact = npt.NDArray[np.float64]
+
+Form = Literal["fused", "plain", "parallel"]
 
 EPS = 1e-5
 
@@ -48,13 +51,14 @@ class Request:
 class TinyModel:
     """A decoder of random weights.
 
-    fused  the forms that the compiler makes of a LLaMA: heads, gates and residuals finished where they were multiplied.
-           Otherwise every result goes through a buffer, as models with odd shapes need it.
+    form  "fused": what the compiler makes of a LLaMA; heads, gates and residuals are finished where they are multiplied
+          "plain": every result goes through a buffer, as models with odd shapes need it
+          "parallel": fused, and attention and MLP read the same rows, as in GPT-NeoX
     """
 
     precision: Precision = FLOAT32
     shape: Shape = field(default_factory=Shape)
-    fused: bool = True
+    form: Form = "fused"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,7 +112,7 @@ class TinyModel:
             )
             attended = self._attend(self._rotate(q, position), self._rotate(k, position), v)
             x = x + attended @ self._values(f"{layer}.o").T
-            normed = self._norm(x)
+            normed = normed if self.form == "parallel" else self._norm(x)
             gate, up = (normed @ self._values(f"{layer}.{name}").T for name in ("gate", "up"))
             x = x + (gate / (1 + np.exp(-gate)) * up) @ self._values(f"{layer}.down").T
         return self._norm(x) @ self._values("embed").T
@@ -154,7 +158,7 @@ class _Builder:
         self.k, self.v = (engine.add_buffer(s.kv_heads * s.head_dim) for _ in range(2))
         self.gate, self.up = engine.add_buffer(s.intermediate), engine.add_buffer(s.intermediate)
         self.residual = engine.add_buffer(s.hidden)
-        self.hidden_input = self._activations(s.hidden)
+        self.hidden_input, self.parallel_input = self._activations(s.hidden), self._activations(s.hidden)
         self.attended = self._activations(s.heads * s.head_dim)
         self.gated = self._activations(s.intermediate)
         self.norm = _native.Norm("rms", engine.add_vector(model.norm), _native.NONE, s.hidden, 1, EPS)
@@ -162,10 +166,10 @@ class _Builder:
         self.rope = engine.add_rope(s.head_dim // 2)
         engine.set_rope(self.rope, model.cos, model.sin)
         embed = model.weight(engine, "embed")
-        engine.add_row_step([_native.RowOp.embed(embed, self.x), *self._normed(self.x)])
+        engine.add_row_step([_native.RowOp.embed(embed, self.x), *self._normed_for_both(self.x)])
         for layer in range(s.layers):
             attention = engine.add_attention(layer, s.heads, s.head_dim**-0.5, s.softcap, s.window, self.rope)
-            (self._fused_layer if model.fused else self._plain_layer)(layer, attention, layer + 1 == s.layers)
+            (self._plain_layer if model.form == "plain" else self._fused_layer)(layer, attention, layer + 1 == s.layers)
         engine.add_row_step([_native.RowOp.select(self.x, self.selected), *self._normed(self.selected)])
         engine.add_logits_step(self.hidden_input, embed, 0.0)
         engine.finish()
@@ -179,6 +183,12 @@ class _Builder:
     def _normed(self, buffer: int) -> list[_native.RowOp]:
         op = _native.RowOp
         return [op.norm(self.norm, buffer, _native.SCRATCH), op.prepare(_native.SCRATCH, self.hidden_input)]
+
+    def _normed_for_both(self, buffer: int) -> list[_native.RowOp]:
+        """What attention reads, and what the MLP does if it reads the same rows."""
+        is_parallel = self.model.form == "parallel"
+        ops = [_native.RowOp.prepare(_native.SCRATCH, self.parallel_input)] if is_parallel else []
+        return self._normed(buffer) + ops
 
     def _part(
         self, name: str, buffer: int, epilogue: str = "store", bias: int = _native.NONE, activations: int = _native.NONE
@@ -206,12 +216,14 @@ class _Builder:
         else:
             engine.add_attention_step(attention, _native.NONE, self.attended)
         engine.add_linear_step(self.attended, [self._part(f"{layer}.o", self.x, "add")], None)
-        engine.add_row_step(self._normed(self.x))
+        if self.model.form == "fused":
+            engine.add_row_step(self._normed(self.x))
         gate = self._part(f"{layer}.gate+{layer}.up", _native.NONE, "gate", activations=self.gated)
-        engine.add_linear_step(self.hidden_input, [gate], None)
+        mlp_input = self.parallel_input if self.model.form == "parallel" else self.hidden_input
+        engine.add_linear_step(mlp_input, [gate], None)
         engine.add_linear_step(self.gated, [self._part(f"{layer}.down", self.x, "add")], None)
         if not is_last:
-            engine.add_row_step(self._normed(self.x))
+            engine.add_row_step(self._normed_for_both(self.x))
 
     def _plain_layer(self, layer: int, attention: int, is_last: bool) -> None:
         engine, op = self.engine, _native.RowOp

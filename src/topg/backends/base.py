@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ BackendName = Literal["native", "torch"]
 LogitsWanted = Literal["none", "last", "all"]
 
 
-@dataclass(frozen=True)
-class SequenceSlice:
+class SequenceSlice(NamedTuple):
     """One sequence's share of a step.
 
     tokens  ids of the new tokens

@@ -29,6 +29,8 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "plan": "print a model's operations with shapes, bytes and FLOPs",
         "generate": "continue a prompt and print the text as it comes",
         "chat": "talk to a model in the terminal",
+        "bench": "measure a model's speed, and what share of the machine that is",
+        "doctor": "show what this machine can do, and which kernels a model runs on",
     }
 )
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from topg.cli.main import VERBS, top_parser, verb_parser
-from topg.config import CONFIG_VARIABLE, HOME_VARIABLE, SECTIONS, SETTINGS, Setting
+from topg.config import CONFIG_VARIABLE, HOME_VARIABLE, ISA_VARIABLE, SECTIONS, SETTINGS, Setting
 from topg.config_kinds import Switch
 
 NOTE = "<!-- Written by `python -m topg.cli.reference docs`; change the source instead. -->"
@@ -28,6 +28,9 @@ The file is named with `--config FILE` or `{CONFIG_VARIABLE}`; no other place is
 
 `{HOME_VARIABLE}` names the folder for pulled and converted models; the default is `$XDG_CACHE_HOME/topg`, else
 `~/.cache/topg`. A relative path counts from the folder in which the command runs.
+
+`{ISA_VARIABLE}` names the instruction set of the native kernels; the default is the best one that the processor has.
+`topg doctor` shows which it can run.
 
 ## From Python
 

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from topg.errors import DownloadError
 from topg.files import CHUNK_BYTES, require_space, sha256_of
 from topg.hub.catalogue import Pin
+from topg.hub.store import SPACE_ADVICE
 
-SPACE_ADVICE = "make room, or set TOPG_HOME to a folder on another disk"
 RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 T = TypeVar("T")

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from topg.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from topg.files import CHUNK_BYTES, belongs_to_checkpoint, require_space, sha256_of
-from topg.hub.download import SPACE_ADVICE
 from topg.hub.report import Report
-from topg.hub.store import Pulled, Store
+from topg.hub.store import SPACE_ADVICE, Pulled, Store
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

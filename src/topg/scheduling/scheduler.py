@@ -193,9 +193,11 @@ class Scheduler:
     def _chunks(self, sequences: list[_Sequence], budget: int) -> list[Chunk]:
         chunks = []
         for sequence in sequences:
-            count = min(sequence.pending, budget)
+            pending = sequence.pending
+            count = min(pending, budget)
             if count > 0:
-                chunks.append(_chunk(sequence, count))
+                pages = sequence.table.pages
+                chunks.append(Chunk(sequence.key, sequence.computed, count, count == pending, pages))
                 budget -= count
         return chunks
 
@@ -225,7 +227,3 @@ class Scheduler:
 def _worst_case(prompt_tokens: int, max_tokens: int) -> int:
     """Tokens that the pages must hold; the last generated token is never fed back."""
     return prompt_tokens + max_tokens - 1
-
-
-def _chunk(sequence: _Sequence, count: int) -> Chunk:
-    return Chunk(sequence.key, sequence.computed, count, count == sequence.pending, sequence.table.pages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from topg.backends.base import Backend, SequenceSlice, Step
 from topg.errors import BackendError, ComputeError
@@ -21,8 +22,7 @@ class Submission:
     request: Request
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One sequence's outcome of a step: a token, or the error that ended it; `finish_reason` on its last event."""
 
     key: int

@@ -21,14 +21,14 @@ from topg.tokenizer.decoding import DecoderRules
 from topg.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, SpmDetokenizer
 from topg.tokenizer.markers import MarkerQuoter, Markers
 from topg.tokenizer.special import SpecialTokens
-from topg.tokenizer.tokenizer_file import PanicsAs, read_tokenizer_file
+from topg.tokenizer.tokenizer_file import MAX_IDS, PanicsAs, read_tokenizer_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 
 class Tokenizer:
-    """Text to ids and back.  Safe to use from several threads at once: nothing changes after it is built."""
+    """Text to ids and back.  Safe to use from several threads at once: only what was looked up is remembered."""
 
     def __init__(self, tokenizer_json: str, tokens: SpecialTokens, chat_template: str | None) -> None:
         """Raises CheckpointError and UnsupportedModelError for a tokenizer.json that cannot be used."""
@@ -39,6 +39,8 @@ class Tokenizer:
         self._specials = {token_id: token.content for token_id, token in added.items() if token.special}
         self.tokens = tokens
         self._template = ChatTemplate(chat_template, self._template_names())
+        self._bytes: dict[int, bytes] = {}
+        self._pieces: dict[int, str | int] = {}
 
     @property
     def has_chat_template(self) -> bool:
@@ -66,8 +68,14 @@ class Tokenizer:
 
         The bytes of all tokens of a text, joined, are its UTF-8, save for a space the decoder strips at the start.
         """
-        table = self._bytes_table
-        return table[token_id] if 0 <= token_id < len(table) else b""
+        known = self._bytes.get(token_id)
+        if known is None:
+            text = self._token_text(token_id)
+            if text is None:
+                return b""
+            special = token_id in self._specials
+            known = self._bytes[token_id] = text.encode() if special else self._rules.bytes_of(text)
+        return known
 
     def detokenizer(self) -> Detokenizer:
         """A fresh streaming decoder for one sequence."""
@@ -111,33 +119,20 @@ class Tokenizer:
         return b"" if token_id in self._specials else self.token_bytes(token_id)
 
     def _shown_piece(self, token_id: int) -> str | int | None:
-        table = self._piece_table
-        shown = 0 <= token_id < len(table) and token_id not in self._specials
-        return table[token_id] if shown else None
+        """For SPM-like tokenizers: a token's text, or its byte; None for what is not shown."""
+        known = self._pieces.get(token_id)
+        if known is None:
+            text = None if token_id in self._specials else self._token_text(token_id)
+            if text is None:
+                return None
+            piece = self._rules.text_of(text)
+            byte = self._rules.byte_of(piece)
+            known = self._pieces[token_id] = piece if byte is None else byte
+        return known
 
-    @cached_property
-    def _token_texts(self) -> list[str | None]:
-        """Every token as the vocabulary writes it; None for ids that no token has."""
-        vocabulary = self._fast.get_vocab(with_added_tokens=True)
-        texts: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
-        for text, token_id in vocabulary.items():
-            texts[token_id] = text
-        return texts
-
-    @cached_property
-    def _bytes_table(self) -> list[bytes]:
-        bytes_of = self._rules.bytes_of
-        table = [b"" if text is None else bytes_of(text) for text in self._token_texts]
-        for token_id, text in self._specials.items():
-            table[token_id] = text.encode()
-        return table
-
-    @cached_property
-    def _piece_table(self) -> list[str | int | None]:
-        """For SPM-like tokenizers: each token's text, or its byte."""
-        rules = self._rules
-        pieces = (None if text is None else rules.text_of(text) for text in self._token_texts)
-        return [piece if piece is None or (byte := rules.byte_of(piece)) is None else byte for piece in pieces]
+    def _token_text(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it; None for ids that no token has."""
+        return self._fast.id_to_token(token_id) if 0 <= token_id < MAX_IDS else None
 
     @cached_property
     def _quoting(self) -> _QuotingEncoder:

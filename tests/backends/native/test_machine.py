@@ -43,6 +43,19 @@ def test_hyper_threads_of_a_core_count_once(tmp_path: Path, monkeypatch: pytest.
     assert (found.logical_cpus, found.cores) == (5, 3)
 
 
+def test_sizes_of_data_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = [("1", "Instruction", "64K"), ("1", "Data", "48K"), ("2", "Unified", "2048K"), ("3", "Unified", "300M")]
+    for index, (level, kind, size) in enumerate(caches):
+        cache = tmp_path / "cpu" / "cpu3" / "cache" / f"index{index}"
+        cache.mkdir(parents=True)
+        (cache / "level").write_text(f"{level}\n")
+        (cache / "type").write_text(f"{kind}\n")
+        (cache / "size").write_text(f"{size}\n")
+    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+    monkeypatch.setattr(machine, "_affinity", lambda: frozenset({3}))
+    assert Machine.detect().cache_bytes == {1: 48 << 10, 2: 2 << 20, 3: 300 << 20}
+
+
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
@@ -50,6 +63,9 @@ def test_hyper_threads_of_a_core_count_once(tmp_path: Path, monkeypatch: pytest.
         ({"cpu.max": "max 100000"}, None),
         ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 3.0),
+        ({"cpu.max": "400000 100000", "user/service/cpu.max": "max 100000", "user/cpu.max": "200000 100000"}, 2.0),
+        ({"elsewhere/cpu.max": "100000 100000"}, None),
         ({}, None),
     ],
 )
@@ -59,5 +75,8 @@ def test_quotas_of_both_versions(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    membership = tmp_path / "membership"
+    membership.write_text("0::/user/service\n1:memory:/elsewhere\n")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "MEMBERSHIP", membership)
     assert Machine.detect().quota == quota

@@ -35,11 +35,10 @@ class EngineLimits:
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """An engine ready to run.  `kernels` names the kernel of each linear's weights, as LinearPart has them."""
+    """An engine ready to run, and the tables of angles that it must be given."""
 
     engine: _native.Engine
     ropes: RopeTables
-    kernels: dict[tuple[str, ...], str]
 
 
 def assemble(
@@ -55,8 +54,7 @@ def assemble(
     for step in program.steps:
         assembler.add_step(step)
     engine.finish()
-    kernels = {names: engine.kernel_of(weight) for names, weight in assembler.weights.items()}
-    return Assembled(engine, RopeTables(engine, assembler.ropes), kernels)
+    return Assembled(engine, RopeTables(engine, assembler.ropes))
 
 
 @dataclass(eq=False)

@@ -13,16 +13,18 @@ from topg.backends.checks import check_page, check_step, kv_geometry, token_ids
 from topg.backends.native.assemble import EngineLimits, assemble
 from topg.backends.native.compiler import compile_plan
 from topg.backends.native.machine import Machine
+from topg.backends.native.sampling import EngineSampler
 from topg.backends.native.sizes import packed_bytes
-from topg.backends.native.step_arrays import cut, rows_end, step_arrays
+from topg.backends.native.step_arrays import cut, rows_end, step_arrays, wanted_rows
 from topg.backends.source import ModelSource, check_shapes
-from topg.errors import BackendError, CapacityError, ComputeError
+from topg.errors import BackendError, CapacityError, ComputeError, ConfigError
 from topg.kv.pages import TOKENS_STEP, KVGeometry, KVType
 from topg.plan import Plan
 from topg.precision.formats import Precision
-from topg.sampling import Sampled, SamplerState, sample
+from topg.sampling import Sampled, SamplerState
 
 MAX_ROWS = 512  # of one native call; a longer step is cut, which changes no bit of it
+MAX_POSITIONS = 2**24  # tokens of a sequence that the engine takes at most
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -62,33 +64,34 @@ class NativeBackend:
         self.program = compile_plan(model.plan, model.precision)
         check_shapes(model)
         threads = Machine.detect().default_threads if threads is None else threads
-        limits = EngineLimits(isa, threads, MAX_ROWS, page_count * tokens_per_page)
+        limits = EngineLimits(isa, threads, MAX_ROWS, min(page_count * tokens_per_page, MAX_POSITIONS))
         try:
             assembled = assemble(self.program, model, self._kv, page_count, limits)
         except MemoryError as error:
             raise CapacityError(
                 f"no memory for {page_count} KV pages of {self.page_bytes(self._kv)} bytes, or for the weights"
             ) from error
-        self.kernels = assembled.kernels
         self._engine, self._ropes = assembled.engine, assembled.ropes
+        self._sampler = EngineSampler(self._engine)
 
     @staticmethod
     def check_options(device: str, flash_attention: bool, isa: str) -> None:
-        """Raise BackendError for what the native back end cannot do, and says what to do instead."""
+        """Raise BackendError or ConfigError for what the native back end cannot do, saying what to do instead."""
         if device != "cpu":
             raise BackendError(
                 f"the native back end computes on device 'cpu', not on {device!r}; for that, choose execution.backend "
                 "torch"
             )
         if not flash_attention:
-            raise BackendError(
+            raise ConfigError(
                 "execution.enable_flash_attn is false, and the native back end always computes attention in blocks: "
                 "leave it true, or choose execution.backend torch"
             )
         usable = _native.usable_isas()
         if isa and isa not in usable:
-            raise BackendError(
-                f"TOPG_ISA asks for the instruction set {isa!r}; this processor can run {', '.join(usable)}"
+            raise ConfigError(
+                f"TOPG_ISA asks for the instruction set {isa!r}; this processor can run {', '.join(usable)}: choose "
+                "one of them, or unset it"
             )
 
     @staticmethod
@@ -126,6 +129,11 @@ class NativeBackend:
         """Threads it computes with."""
         return self._engine.threads
 
+    @property
+    def native_seconds(self) -> float:
+        """Time that steps with drawing spent in native code so far."""
+        return self._sampler.native_seconds
+
     def run(self, step: Step) -> FloatArray:
         """Compute a step; returns logits [rows asked for, vocab], rows in the order of slices and tokens.
 
@@ -138,7 +146,11 @@ class NativeBackend:
 
     def run_and_sample(self, step: Step, states: Sequence[SamplerState]) -> list[Sampled | ComputeError]:
         """See Backend."""
-        return sample(self.run(step), states)
+        outcomes: list[Sampled | ComputeError] = []
+        for piece in self._pieces(step):
+            first = len(outcomes)
+            outcomes += self._sampler.run(step_arrays(piece), states[first : first + wanted_rows(piece)])
+        return outcomes
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy all layers of a page (copy on write)."""

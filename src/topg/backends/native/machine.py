@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices/system")
 CPU_INFO = Path("/proc/cpuinfo")
 CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Machine:
     cores          physical cores among them: hyper-threads of one core share its multipliers
     quota          processors' worth of time a container may take, None without such a limit
     numa_nodes     memory nodes of the machine
+    cache_bytes    sizes of the data caches that the first of these processors reads through: level -> bytes
     """
 
     model: str
@@ -27,12 +29,13 @@ class Machine:
     cores: int
     quota: float | None
     numa_nodes: int
+    cache_bytes: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def detect(cls) -> Machine:
         """This machine, as this process sees it."""
         cpus = _affinity()
-        return cls(_model_name(), len(cpus), _count_cores(cpus), _quota(), _count_nodes())
+        return cls(_model_name(), len(cpus), _count_cores(cpus), _quota(), _count_nodes(), _cache_bytes(min(cpus)))
 
     @property
     def default_threads(self) -> int:
@@ -68,16 +71,45 @@ def _core_of(cpu: int) -> tuple[str, str]:
 
 
 def _quota() -> float | None:
-    """Processors' worth of time: cgroup version 2, then version 1."""
-    limit = _read(CGROUP / "cpu.max").split()
-    if len(limit) == 2:
-        return None if limit[0] == "max" else int(limit[0]) / int(limit[1])
-    quota, period = _read(CGROUP / "cpu" / "cpu.cfs_quota_us"), _read(CGROUP / "cpu" / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+    """Processors' worth of time: the tightest limit of this process's control group and those around it."""
+    limits = [limit for folder in _control_groups() if (limit := _quota_of(folder)) is not None]
+    return min(limits, default=None)
+
+
+def _control_groups() -> set[Path]:
+    """Folders of this process's control group and those around it; version 1 mounts the limits of time in one below."""
+    roots = {"": CGROUP, "cpu": CGROUP / "cpu", "cpu,cpuacct": CGROUP / "cpu,cpuacct"}
+    folders = set(roots.values())
+    for line in _read(MEMBERSHIP).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in roots:
+            continue
+        folder = roots[controllers] / group.lstrip("/")
+        folders |= {folder, *(parent for parent in folder.parents if parent.is_relative_to(CGROUP))}
+    return folders
+
+
+def _quota_of(folder: Path) -> float | None:
+    limit = _read(folder / "cpu.max").split() or [
+        _read(folder / "cpu.cfs_quota_us"),
+        _read(folder / "cpu.cfs_period_us"),
+    ]
+    if len(limit) != 2 or not all(part.isdecimal() for part in limit):  # "max" and "-1" stand for no limit
+        return None
+    return int(limit[0]) / int(limit[1])
 
 
 def _count_nodes() -> int:
     return max(1, len(list((SYSTEM / "node").glob("node[0-9]*"))))
+
+
+def _cache_bytes(cpu: int) -> dict[int, int]:
+    sizes = {}
+    for index in sorted((SYSTEM / "cpu" / f"cpu{cpu}" / "cache").glob("index[0-9]*")):
+        level, size = _read(index / "level"), _read(index / "size")
+        if _read(index / "type") != "Instruction" and level.isdecimal() and size[:-1].isdecimal() and size[-1] in "KM":
+            sizes[int(level)] = int(size[:-1]) << (10 if size[-1] == "K" else 20)
+    return sizes
 
 
 def _model_name() -> str:

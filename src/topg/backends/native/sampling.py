@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +24,9 @@ class NativeStates:
     def __init__(self) -> None:
         self._made: WeakKeyDictionary[SamplerState, _native.SamplerState] = WeakKeyDictionary()
 
+    def __len__(self) -> int:
+        return len(self._made)
+
     def of(self, state: SamplerState) -> _native.SamplerState:
         """The counterpart, with all tokens recorded that the state has."""
         native = self._made.get(state)
@@ -34,15 +38,22 @@ class NativeStates:
 
 
 class EngineSampler:
-    """Runs steps of a finished engine and draws from their logits in the same native call."""
+    """Runs steps of a finished engine and draws from their logits in the same native call.
+
+    native_seconds  time spent in native calls so far
+    """
 
     def __init__(self, engine: _native.Engine) -> None:
+        self.native_seconds = 0.0
         self._sampler = _native.Sampler(engine)
         self._states = NativeStates()
 
     def run(self, step: StepArrays, states: Sequence[SamplerState]) -> list[Sampled | ComputeError]:
         """One outcome for each row of the step whose logits are wanted; states[i] belongs to row i."""
-        results = self._sampler.run(*step, [self._states.of(state) for state in states])
+        native_states = [self._states.of(state) for state in states]
+        begin = perf_counter()
+        results = self._sampler.run(*step, native_states)
+        self.native_seconds += perf_counter() - begin
         return [outcome_of(result) for result in results]
 
 

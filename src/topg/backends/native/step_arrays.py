@@ -49,6 +49,11 @@ def rows_end(step: Step) -> int:
     return max(part.start + len(part.tokens) for part in step.slices)
 
 
+def wanted_rows(step: Step) -> int:
+    """Rows of a step whose logits are wanted."""
+    return sum(len(part.tokens) if part.logits == "all" else part.logits == "last" for part in step.slices)
+
+
 def cut(step: Step, rows: int) -> Sequence[Step]:
     """The step as steps of at most `rows` tokens, whose logits follow one another as the step's do."""
     if step.token_count <= rows:
