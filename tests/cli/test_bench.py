@@ -40,7 +40,6 @@ def test_the_table_has_a_line_for_every_case(model: Path, capsys: pytest.Capture
     assert machine.startswith(f"{model.name} (int8, KV cache bfloat16) on ") and "1 threads" in machine
     assert header.split()[:2] == ["prompt", "batch"]
     assert [line.split()[:2] for line in lines] == [["5", "1"], ["5", "3"], ["40", "1"], ["40", "3"]]
-    assert all(len(line) <= len(header) for line in lines)
     assert memory.startswith("peak memory ") and "loaded in" in memory
 
 

@@ -1,4 +1,5 @@
-"""Paged attention on every instruction set of this machine: right, exact however it is cut, and deaf to stale memory."""
+"""Paged attention on every instruction set of this machine: right, exact however it is cut, and deaf to
+stale memory."""
 
 from __future__ import annotations
 
@@ -325,7 +326,9 @@ CUT_SHAPES = [
     Shape(head_dim=80, heads=1, kv_heads=1, softcap=3.0),
     Shape(head_dim=128, heads=14, kv_heads=2),
 ]
-CUTS = pytest.mark.parametrize("shape", CUT_SHAPES, ids=lambda shape: f"{shape.head_dim}x{shape.heads}/{shape.kv_heads}")
+CUTS = pytest.mark.parametrize(
+    "shape", CUT_SHAPES, ids=lambda shape: f"{shape.head_dim}x{shape.heads}/{shape.kv_heads}"
+)
 COUNT = 530
 
 
@@ -408,7 +411,12 @@ def test_pages_behind_the_window_are_not_read(isa: str, kv_dtype: KVType) -> Non
 def _good() -> tuple[_native.PagedAttention, Bytes, NDArray[np.int32], Floats]:
     shape = Shape()
     kernel = shape.kernel("")
-    return kernel, np.zeros(2 * kernel.page_bytes, np.uint8), np.array([1, 0], np.int32), np.zeros((2, 3, 64), np.float32)
+    return (
+        kernel,
+        np.zeros(2 * kernel.page_bytes, np.uint8),
+        np.array([1, 0], np.int32),
+        np.zeros((2, 3, 64), np.float32),
+    )
 
 
 def test_indices_outside_their_arrays_are_refused() -> None:
