@@ -31,7 +31,7 @@ export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1
 
 # Kernels are so unrolled that some checks have to go, and others to be calls: they would compile for ten minutes.
-build_with address,undefined build/sanitize-address "-fno-sanitize=null,alignment,object-size \
+build_with address,undefined build/sanitize-address "-fno-sanitize=null,alignment,object-size,pointer-overflow \
   -fno-sanitize-address-use-after-scope --param asan-instrumentation-with-call-threshold=0"
 run_with libasan.so build/sanitize-address tests/native
 build_with thread build/sanitize-thread ""

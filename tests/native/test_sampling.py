@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -266,20 +265,3 @@ def test_what_does_not_fit_is_refused() -> None:
         native_state(state(8, [-1], repetition_penalty=2.0))
     with pytest.raises(ValueError, match="have 2 words"):
         good.allow(np.zeros(2, np.uint32))
-
-
-@pytest.mark.slow
-def test_a_row_takes_a_fraction_of_numpys_time() -> None:
-    logits = (np.random.default_rng(7).standard_normal((16, 49_152)) * 4).astype(np.float32)
-    of = [state(49_152, seed=i, temperature=0.8, top_k=50, top_p=0.95) for i in range(16)]
-    native = [native_state(item) for item in of]
-
-    def best_of(call: Any) -> float:
-        times = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
-    assert best_of(lambda: _native.sample("", logits, native)) < best_of(lambda: sample(logits, of)) / 3
