@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -134,6 +135,8 @@ class PagedAttention {
  private:
   // The number of tokens, after all indices that follow from the arguments have been found inside their arrays.
   int check(const Pool& pool, int layer, const PageTable& pages, int start, const Heads& heads, int head_count) const {
+    checked_size(heads, "an array of heads");
+    require(reinterpret_cast<uintptr_t>(pool.data()) % alignof(float) == 0, "the pool must be aligned to 4 bytes");
     require(heads.shape(1) == size_t(head_count) && heads.shape(2) == size_t(shape_.kv.head_dim),
             "an array of heads must be [tokens, " + std::to_string(head_count) + ", " + std::to_string(shape_.kv.head_dim) + "]");
     require_range("layer", layer, 0, shape_.kv.layers - 1);

@@ -230,7 +230,9 @@ void bind_engine(nb::module_& module) {
   module.attr("SCRATCH") = kScratch;
   module.def("page_bytes",
              [](const std::string& type, int layers, int kv_heads, int head_dim, int tokens_per_page) {
-               return KVLayout{kv_type(type), layers, kv_heads, head_dim, tokens_per_page}.page_bytes();
+               const KVLayout layout{kv_type(type), layers, kv_heads, head_dim, tokens_per_page};
+               check_layout(layout);
+               return layout.page_bytes();
              },
              "type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "tokens_per_page"_a, "Bytes of a page of the KV cache.");
   bind_row_ops(module);

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -27,15 +28,22 @@ const Array& checked_size(const Array& array, const char* name) {
 }
 
 // Calls function(kernels) on a thread of its own: enter_isa changes how a thread computes, and the caller's must stay as it is.
+// What the function throws, the caller throws.
 template <class Function>
 void call_kernels(const std::string& isa, Function function) {
   const Kernels& kernels = kernels_for(isa);
   nanobind::gil_scoped_release release;
+  std::exception_ptr error;
   std::thread thread([&] {
-    enter_isa(kernels);
-    function(kernels);
+    try {
+      enter_isa(kernels);
+      function(kernels);
+    } catch (...) {
+      error = std::current_exception();
+    }
   });
   thread.join();
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace topg

@@ -108,6 +108,7 @@ class Sampler {
   }
 
   std::vector<SampledToken> run(const StepArrays& arrays, const States& states) {
+    engine_.pool().check_process();
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<SampledToken> sampled(states.size());
     if (std::all_of(states.begin(), states.end(), [](const SamplerState* state) { return state->takes_best(); })) {

@@ -4,6 +4,7 @@
 #include <climits>
 #include <iterator>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/isa.h"
 
@@ -88,8 +89,15 @@ uint8_t* WeightStore::take(size_t bytes) {
 Engine::Engine(const EngineOptions& options)
     : options_(checked(options)), kernels_(kernels_for(options.isa)), pool_(options.threads) {}
 
-void Engine::require_building() const {
+std::unique_lock<std::mutex> Engine::lock() const {
+  pool_.check_process();
+  return std::unique_lock<std::mutex>(mutex_);
+}
+
+std::unique_lock<std::mutex> Engine::lock_building() const {
+  std::unique_lock<std::mutex> held = lock();
   if (workspace_) throw std::logic_error("the engine is finished; nothing can be added to it");
+  return held;
 }
 
 void Engine::require_finished() const {
@@ -99,7 +107,7 @@ void Engine::require_finished() const {
 // ---- building -----------------------------------------------------------------------------------------------------------
 
 int Engine::add_weight(const WeightFormat& format, bool rotated, const StoredWeight* sources, int source_count) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   const LinearKernel kernel = kernels_.linear(format);
   if (kernel.name == nullptr) {
     refuse(std::string("instruction set ") + kernels_.isa + " has no kernel for this weight format");
@@ -125,7 +133,7 @@ std::string Engine::kernel_name(int weight) const {
 }
 
 int Engine::add_vector(const float* values, int count) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   std::vector<float> vector(size_t(round_up(count, kBlockChannels)), 0.0f);
   std::copy(values, values + count, vector.begin());
   model_.vectors.push_back(std::move(vector));
@@ -133,14 +141,14 @@ int Engine::add_vector(const float* values, int count) {
 }
 
 int Engine::add_buffer(int width) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   check_range("the width of a buffer", width, 1, kMostPositions);
   model_.buffers.push_back(width);
   return int(model_.buffers.size()) - 1;
 }
 
 int Engine::add_activations(const ActivationFormat& format, int columns) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   check_format(format);
   check_range("the columns of activations", columns, 1, kMostPositions);
   model_.activations.push_back({format, columns});
@@ -148,14 +156,14 @@ int Engine::add_activations(const ActivationFormat& format, int columns) {
 }
 
 int Engine::add_rope(int half) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   check_range("half of the rotated values", half, 1, 1 << 16);
   model_.ropes.push_back({half, {}, {}});
   return int(model_.ropes.size()) - 1;
 }
 
 void Engine::set_rope(int id, const float* cos, const float* sin, int positions, int half) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> held = lock();
   check_range("rope table", id, 0, long(model_.ropes.size()) - 1);
   RopeTable& rope = model_.ropes[size_t(id)];
   check_range("the width of a rope table", half, rope.half, rope.half);
@@ -165,16 +173,18 @@ void Engine::set_rope(int id, const float* cos, const float* sin, int positions,
 }
 
 void Engine::set_cache(const KVLayout& layout, int pages) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   if (kernels_.attention(layout.type).name == nullptr) {
     refuse(std::string("instruction set ") + kernels_.isa + " has no attention kernel for this cache");
   }
-  cache_ = KVCache(layout, pages);
+  KVCache cache(layout, pages);
+  if (!model_.attentions.empty()) refuse("the cache must be set before attentions are added");
+  cache_ = std::move(cache);
   model_.kv = layout;
 }
 
 int Engine::add_attention(const Attention& attention) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   Attention added = attention;
   added.shape.kv = model_.kv;
   check_range("the layer of an attention", added.layer, 0, model_.kv.layers - 1);
@@ -193,13 +203,16 @@ int Engine::add_attention(const Attention& attention) {
 }
 
 void Engine::add_step(ProgramStep step) {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
+  if (!model_.steps.empty() && std::holds_alternative<LogitsStep>(model_.steps.back())) {
+    refuse("a logits step ends a program; no step can follow it");
+  }
   topg::check_step(model_, step);
   model_.steps.push_back(std::move(step));
 }
 
 void Engine::finish() {
-  require_building();
+  const std::unique_lock<std::mutex> held = lock_building();
   if (model_.steps.empty() || !std::holds_alternative<LogitsStep>(model_.steps.back())) {
     refuse("a program must end in a logits step");
   }
@@ -242,12 +255,12 @@ void Engine::run(const StepArrays& arrays, const StepOutput& output) {
 }
 
 void Engine::run(const StepArrays& arrays, const StepOutput& output, const std::function<void(int thread)>& then) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> held = lock();
   require_finished();
   input_->set(arrays);
   check_rope_tables();
   work_->fill(*input_);
-  workspace_->reset_counters();
+  workspace_->begin_step();
   Profile* const profile = profile_.empty() ? nullptr : &profile_;
   const Executor executor({kernels_, model_, cache_, *input_, *work_, *workspace_, pool_, profile}, output);
   const CallerState restored;
@@ -259,20 +272,20 @@ void Engine::run(const StepArrays& arrays, const StepOutput& output, const std::
 }
 
 void Engine::copy_page(int source, int target) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> held = lock();
   require_finished();
   cache_.copy_page(source, target);
 }
 
 void Engine::set_profiling(bool on) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> held = lock();
   require_finished();
   profile_.clear();
   if (on) profile_.resize(size_t(pool_.size()), {std::vector<double>(model_.steps.size()), 0});
 }
 
 Profile Engine::profile() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> held = lock();
   return profile_;
 }
 

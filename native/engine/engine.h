@@ -25,7 +25,7 @@ struct EngineOptions {
 
 // Ids that the builders return count from 0 in each table.  Every builder throws std::invalid_argument for what does not
 // fit.
-// Building is for one thread; steps of several threads wait for each other.
+// Calls of several threads wait for each other.  In a fork of the process everything throws std::runtime_error.
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
@@ -65,7 +65,8 @@ class Engine {
   size_t workspace_bytes() const { return workspace_ ? workspace_->size() : 0; }
 
  private:
-  void require_building() const;
+  std::unique_lock<std::mutex> lock() const;
+  std::unique_lock<std::mutex> lock_building() const;
   void require_finished() const;
   void check_rope_tables() const;
 
@@ -79,7 +80,7 @@ class Engine {
   std::unique_ptr<StepInput> input_;
   std::unique_ptr<WorkList> work_;
   Profile profile_;
-  mutable std::mutex mutex_;  // of everything that a step uses
+  mutable std::mutex mutex_;  // of everything above, but the options, the kernels and the pool
 };
 
 // Throws std::invalid_argument unless every id of a step exists and every shape fits.

@@ -2,6 +2,7 @@
 
 #include <climits>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -9,6 +10,7 @@ namespace topg {
 namespace {
 
 constexpr int kMaxTokensPerPage = 1 << 20;
+constexpr double kMaxBytes = 0x1p62;
 
 void check(const char* name, int value, int least, int most) {
   if (value >= least && value <= most) return;
@@ -18,7 +20,7 @@ void check(const char* name, int value, int least, int most) {
 
 }  // namespace
 
-KVCache::KVCache(const KVLayout& layout, int pages) : layout_(layout), pages_(pages) {
+void check_layout(const KVLayout& layout) {
   check("layers", layout.layers, 1, 1 << 16);
   check("kv_heads", layout.kv_heads, 1, 1 << 16);
   check("head_dim", layout.head_dim, 1, kMaxHeadDim);
@@ -27,7 +29,15 @@ KVCache::KVCache(const KVLayout& layout, int pages) : layout_(layout), pages_(pa
     throw std::invalid_argument("a page has " + std::to_string(layout.tokens_per_page) +
                                 " tokens; it must be a multiple of " + std::to_string(kTileKeys));
   }
+  // In float64, which does not wrap.
+  const double bytes = double(layout.layers) * layout.kv_heads * double(layout.head_bytes());
+  if (bytes > kMaxBytes) throw std::invalid_argument("a page of the cache would be larger than any memory");
+}
+
+KVCache::KVCache(const KVLayout& layout, int pages) : layout_(layout), pages_(pages) {
+  check_layout(layout);
   check("pages", pages, 1, INT_MAX / layout.tokens_per_page);
+  if (double(pages) * double(layout.page_bytes()) > kMaxBytes) throw std::bad_alloc();
   memory_ = HugeBuffer(size_t(pages) * layout.page_bytes());
 }
 

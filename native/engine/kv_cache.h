@@ -6,6 +6,9 @@
 
 namespace topg {
 
+// Throws std::invalid_argument for a shape that makes no sense.
+void check_layout(const KVLayout& layout);
+
 // The system commits a page's memory when it is first written.  Which pages are in use is the caller's business.
 class KVCache {
  public:

@@ -47,8 +47,11 @@ Workspace::Workspace(const Model& model, const WorkspaceSize& size)
   lay_out(model, size);  // hands out
 }
 
-void Workspace::reset_counters() {
+void Workspace::begin_step() {
   for (size_t i = 0; i < counter_count_; ++i) counters_[i].store(0, std::memory_order_relaxed);
+  for (ThreadSpace& space : threads_) {
+    for (size_t id = 0; id < activations_.size(); ++id) space.current[id] = {activations_[id], 0};
+  }
 }
 
 void Workspace::lay_out(const Model& model, const WorkspaceSize& size) {

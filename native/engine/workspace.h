@@ -50,7 +50,9 @@ class Workspace {
   const AttentionState& block_states() const { return block_states_; }
   float* logits() const { return logits_; }  // [logits rows][vocab]
   std::atomic<int>& counter(size_t step) { return counters_[step]; }
-  void reset_counters();
+  // What every step begins with: nothing taken, and activations where all threads find them.  A thread that gets no work
+  // before a barrier reads behind it what the others wrote.
+  void begin_step();
   int span() const { return span_; }  // floats between rows of ThreadSpace::columns
   size_t size() const { return arena_.size(); }
 

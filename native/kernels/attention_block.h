@@ -11,8 +11,12 @@ namespace topg {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kQueryRows = 6;    // with four vectors of keys or of values, their sums stay in registers
-constexpr int kScoreTiles = 2;   // of keys at a time
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kQueryRows = 2;  // checks in the unrolled loops of more take compilers minutes
+#else
+constexpr int kQueryRows = 6;  // with four vectors of keys or of values, their sums stay in registers
+#endif
+constexpr int kScoreTiles = 2;  // of keys at a time
 constexpr int kValueVectors = 4;
 #else
 constexpr int kQueryRows = 2;

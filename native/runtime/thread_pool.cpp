@@ -94,6 +94,7 @@ struct ThreadPool::State {
 
   std::vector<Counter> arrived;  // barriers each thread has reached
   Counter runs;                  // runs begun
+  std::mutex running;            // of whoever runs
   void (*function)(void*, int) = nullptr;  // null: the workers are to end
   void* context = nullptr;
   std::vector<std::thread> workers;
@@ -148,10 +149,14 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return int(state_->arrived.size()); }
 
+void ThreadPool::check_process() const {
+  if (state_->process == current_process()) return;
+  throw std::runtime_error("this process was forked from the one that loaded the model; load the model again in it");
+}
+
 void ThreadPool::run_erased(void (*function)(void*, int), void* context) {
-  if (state_->process != current_process()) {
-    throw std::runtime_error("this process was forked from the one that loaded the model; load the model again in it");
-  }
+  check_process();
+  const std::lock_guard<std::mutex> lock(state_->running);
   state_->start(function, context);
   function(context, 0);
   barrier(0);

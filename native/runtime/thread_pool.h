@@ -7,7 +7,7 @@
 namespace topg {
 
 // A fixed number of threads that run one function together ("SPMD"): the caller is thread 0.
-// One run at a time.  Between runs workers spin for a moment, then sleep; inside a run they meet at barriers.
+// Runs of several callers wait for each other.  Between runs workers spin for a moment, then sleep; inside a run they meet at barriers.
 // A pool belongs to the process that made it: after a fork, a run in the child throws.
 class ThreadPool {
  public:
@@ -17,6 +17,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const;
+  // Throws std::runtime_error in a fork.  A lock that the parent held stays locked there: ask before waiting for one.
+  void check_process() const;
 
   // Call function(thread) on every thread and return when all are done.  `function` must not throw.
   template <class Function>

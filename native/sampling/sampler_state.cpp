@@ -10,6 +10,8 @@ namespace topg {
 namespace {
 
 constexpr double kOut = -std::numeric_limits<double>::infinity();
+// Penalties and biases within it keep every sum finite, so that no logit becomes infinity minus infinity.
+constexpr double kMostAdjusted = 1e30;
 
 void check_range(const char* name, double value, double low, double high) {
   if (value >= low && value <= high) return;  // NaN is in no range
@@ -42,13 +44,13 @@ void SamplerState::check() const {
   if (!settings_.greedy) check_range("temperature", settings_.temperature, kSmallest, kLargest);
   check_range("top_p", settings_.top_p, 0, 1);
   check_range("min_p", settings_.min_p, 0, 1);
-  check_range("repetition_penalty", settings_.repetition_penalty, kSmallest, kLargest);
-  check_range("presence_penalty", settings_.presence_penalty, -kLargest, kLargest);
-  check_range("frequency_penalty", settings_.frequency_penalty, -kLargest, kLargest);
+  check_range("repetition_penalty", settings_.repetition_penalty, 1 / kMostAdjusted, kMostAdjusted);
+  check_range("presence_penalty", settings_.presence_penalty, -kMostAdjusted, kMostAdjusted);
+  check_range("frequency_penalty", settings_.frequency_penalty, -kMostAdjusted, kMostAdjusted);
   check_range("logprobs", settings_.logprobs, -1, kMaxLogprobs);
   for (const TokenBias& bias : settings_.biases) {
     check_token(bias.token);
-    check_range("a bias", bias.bias, -kLargest, kLargest);
+    check_range("a bias", bias.bias, -kMostAdjusted, kMostAdjusted);
   }
   for (const auto* tokens : {&settings_.banned, &settings_.exclusive, &settings_.end_tokens}) {
     for (int token : *tokens) check_token(token);

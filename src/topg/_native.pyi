@@ -40,7 +40,7 @@ Int32 = npt.NDArray[np.int32]
 StoredParts = tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]
 
 def page_bytes(type: str, layers: int, kv_heads: int, head_dim: int, tokens_per_page: int) -> int:
-    """Bytes of a page of the KV cache."""
+    """Bytes of a page of the KV cache.  Raises ValueError for sizes that `set_cache` would refuse."""
 
 class Norm:
     @overload
@@ -75,7 +75,7 @@ class LinearPart:
     def __init__(self, weight: int, bias: int, epilogue: str, function: str, buffer: int, activations: int) -> None: ...
 
 class Engine:
-    """Building methods raise ValueError for what does not fit; `finish` ends building.  No two threads at once."""
+    """Building methods raise ValueError for what does not fit; `finish` ends building.  Calls from threads wait."""
 
     def __init__(self, isa: str, threads: int, rows: int, logits_rows: int, positions: int) -> None: ...
     @property
@@ -263,6 +263,51 @@ def bench_linear(
     Operations per second against the multipliers' peak, or, streaming, bytes of weights per second against the read
     bandwidth.
     """
+
+# ---- paged attention, for tests ----
+
+class PagedAttention:
+    """One attention over a pool of KV pages."""
+
+    def __init__(
+        self,
+        isa: str,
+        *,
+        kv_dtype: str,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        tokens_per_page: int,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+    ) -> None: ...
+    @property
+    def page_bytes(self) -> int: ...
+    def append(
+        self,
+        pool: npt.NDArray[np.uint8],
+        layer: int,
+        pages: npt.NDArray[np.int32],
+        start: int,
+        key: npt.NDArray[np.float32],
+        value: npt.NDArray[np.float32],
+    ) -> None:
+        """Keys and values [tokens, kv_heads, head_dim] of the tokens from position `start` on, into their pages."""
+
+    def attend(
+        self,
+        pool: npt.NDArray[np.uint8],
+        layer: int,
+        pages: npt.NDArray[np.int32],
+        start: int,
+        query: npt.NDArray[np.float32],
+        item_tokens: int,
+        item_blocks: int,
+    ) -> npt.NDArray[np.float32]:
+        """Results [tokens, heads * head_dim] of the queries from position `start` on, in items of `item_tokens` tokens;
+        with `item_blocks`, of that many key blocks as well, folded afterwards."""
 
 # ---- sampling ----
 

@@ -4,6 +4,7 @@ stale memory."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -369,6 +370,14 @@ def test_pages_of_any_size_give_the_same_bits(isa: str, kv_dtype: KVType, tokens
     _same_bits(_filled(isa, replace(shape, tokens_per_page=tokens_per_page), 300).attend(280, 300), expected)
 
 
+@pytest.mark.skipif("amx" not in _native.usable_isas(), reason="this processor has no AMX")
+@CUTS
+def test_tiles_and_vectors_give_the_same_bits_of_int8(shape: Shape) -> None:
+    shape = replace(shape, kv_dtype="int8")
+    vectors, tiles = (_filled(isa, shape, COUNT).attend(COUNT - 60, COUNT) for isa in ("avx512_vnni", "amx"))
+    _same_bits(tiles, vectors)
+
+
 # ---- numbers that are none -------------------------------------------------------------------------------------------
 
 
@@ -437,6 +446,22 @@ def test_indices_outside_their_arrays_are_refused() -> None:
         kernel.attend(pool, 0, pages, 0, query[:, :2].copy(), 2, 0)
     with pytest.raises(ValueError, match=r"must be \[tokens, 1, 64\]"):
         kernel.append(pool, 0, pages, 0, query, query)
+
+
+def test_pools_that_are_not_aligned_are_refused() -> None:
+    kernel, pool, pages, query = _good()
+    with pytest.raises(ValueError, match="aligned to 4 bytes"):
+        kernel.attend(np.zeros(len(pool) + 1, np.uint8)[1:], 0, pages, 0, query, 2, 0)
+
+
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="sanitizers end the process where memory lacks")
+def test_a_lack_of_memory_is_an_error_of_python() -> None:
+    shape = replace(Shape(), kv_dtype="int8", head_dim=512, heads=64, tokens_per_page=1 << 16)
+    kernel, start = shape.kernel(""), (1 << 30) - 1
+    # Blocks enough for states of half a petabyte, all in one page.
+    pages, pool = np.zeros(1 << 14, np.int32), np.zeros(kernel.page_bytes, np.uint8)
+    with pytest.raises(MemoryError):
+        kernel.attend(pool, 0, pages, start, np.zeros((1, 64, 512), np.float32), 1, 1)
 
 
 @pytest.mark.parametrize(

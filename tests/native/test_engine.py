@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import get_args
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from support.forks import in_a_fork
 from support.native_program import Form, Request, Shape, TinyModel, arrays, run
 from topg import _native
 from topg.precision.formats import BFLOAT16, FLOAT32, INT8_PLAIN, INT8_ROTATED, Precision
@@ -160,6 +162,59 @@ def test_callers_in_several_threads_wait_for_each_other() -> None:
         np.testing.assert_array_equal(_bits(result), _bits(expected))
 
 
+@FORMS
+@pytest.mark.parametrize("threads", [2, 4])
+def test_a_long_step_is_right_after_a_short_one(form: Form, threads: int) -> None:
+    """A short step's private copies of activations are nobody's input in the next step."""
+    model = TinyModel(form=form)
+    expected = _bits(run(model.engine(), Request(TOKENS[:200], 0, PAGES)))
+    engine = model.engine(threads=threads)
+    for _ in range(100):
+        run(engine, Request(TOKENS[:1], 0, OTHER))
+        np.testing.assert_array_equal(_bits(run(engine, Request(TOKENS[:200], 0, PAGES))), expected)
+
+
+def test_weights_may_be_added_by_several_threads() -> None:
+    engine = _building()
+    values = np.zeros((64, 64), np.float32)
+
+    def add() -> None:
+        for _ in range(100):
+            engine.add_weight("float32", "float32", "none", 0, False, False, 64, 64, [(values, None, None)])
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert engine.weight_bytes == 401 * values.nbytes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_during_a_step_does_not_wait_for_it() -> None:
+    """The lock of the step that the parent is in stays locked in the child."""
+    engine = TinyModel().engine(threads=2)
+    stop = threading.Event()
+
+    def step_all_the_time() -> None:
+        while not stop.is_set():
+            run(engine, Request(TOKENS[:200], 0, PAGES, 1))
+
+    def is_refused() -> bool:
+        for call in (lambda: engine.copy_page(0, 1), engine.profile, lambda: run(engine, Request([1], 0, PAGES))):
+            with pytest.raises(RuntimeError, match="forked"):
+                call()
+        return True
+
+    thread = threading.Thread(target=step_all_the_time)
+    thread.start()
+    try:
+        assert all(in_a_fork(is_refused) for _ in range(5))
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_denormals_are_the_callers_business() -> None:
     tiny = np.array([1e-40], np.float32)
     run(TinyModel().engine(threads=2), Request(TOKENS[:5], 0, PAGES))
@@ -280,6 +335,8 @@ BAD: list[tuple[_Bad, str]] = [
     (lambda e: e.set_cache("float32", 1, 2, 32, 33, 2), "multiple of 32"),
     (lambda e: e.set_cache("float32", 1, 2, 32, 32, 0), "pages 0"),
     (lambda e: e.set_cache("float32", 1, 2, 0, 32, 2), "head_dim 0"),
+    (lambda e: e.set_cache("float32", 1, 2, 32, 32, 2), "before attentions"),
+    (lambda e: e.set_cache("float32", 1 << 16, 1 << 16, 512, 1 << 20, 2), "larger than any memory"),
     (lambda e: e.add_row_step([_op.embed(1, 0)]), "weight 1"),
     (lambda e: e.add_row_step([_op.embed(0, 1)]), "buffer 1"),
     (lambda e: e.add_row_step([_op.norm(_norm(64, -1, runs=2), 0, 0)]), "must be 128"),
@@ -347,6 +404,20 @@ def test_nothing_is_added_to_a_finished_engine() -> None:
     engine = TinyModel().engine()
     with pytest.raises(RuntimeError, match="finished"):
         engine.add_buffer(64)
+
+
+@pytest.mark.parametrize("sizes", [(-1, 1, 32, 32), (1, 1, 0, 32), (1, 1, 32, 40), (1 << 16, 1 << 16, 512, 1 << 20)])
+def test_pages_that_make_no_sense_have_no_size(sizes: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"page|cache"):
+        _native.page_bytes("float32", *sizes)
+
+
+def test_nothing_follows_a_logits_step() -> None:
+    """Its logits would be written over results that are as wide as the last step's."""
+    engine = _building()
+    engine.add_logits_step(0, 0, 0.0)
+    with pytest.raises(ValueError, match="no step can follow"):
+        engine.add_logits_step(0, 0, 0.0)
 
 
 def test_rows_needed_after_they_were_left_out() -> None:

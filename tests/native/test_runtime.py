@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.forks import in_a_fork
 from topg import _native
 
 
@@ -44,10 +43,23 @@ def test_pools_of_several_callers_do_not_meet() -> None:
     assert faults == [0] * 4
 
 
+def test_callers_of_one_pool_wait_for_each_other() -> None:
+    pool = _native.ThreadPool(2)
+    faults: list[int] = []
+    callers = [threading.Thread(target=lambda: faults.append(pool.count_barrier_faults(200, 5))) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert faults == [0] * 3
+
+
 @pytest.mark.parametrize("threads", [0, -1, 100_000])
 def test_impossible_numbers_of_threads_are_refused(threads: int) -> None:
     with pytest.raises(ValueError, match="allowed: 1 to"):
         _native.ThreadPool(threads)
+    with pytest.raises(ValueError, match="allowed: 1 to"):
+        _native.measure_limits("scalar", threads)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_NPROC counts threads on Linux")
@@ -101,15 +113,6 @@ def test_limits_are_positive(isa: str) -> None:
     }  # fmt: skip
     assert all(value > 0 for value in limits.values())
     assert limits["read_bytes_per_second"] < 2e12
-
-
-def in_a_fork(function: Callable[[], bool]) -> bool:
-    """Whether function() is true in a child process, which ends in time."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        os._exit(0 if function() else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

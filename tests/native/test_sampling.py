@@ -265,3 +265,25 @@ def test_what_does_not_fit_is_refused() -> None:
         native_state(state(8, [-1], repetition_penalty=2.0))
     with pytest.raises(ValueError, match="have 2 words"):
         good.allow(np.zeros(2, np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e300),
+        ("presence_penalty", 1.7e308),
+        ("frequency_penalty", -1.7e308),
+        ("biases", [(0, 1.7e308)]),
+    ],
+)
+def test_settings_that_make_infinities_are_refused(name: str, value: object) -> None:
+    """A banned token's minus infinity and such a penalty's are NaN, which the search for the best would run past."""
+    settings: dict[str, Any] = {
+        "vocab": 2, "prompt": np.array([0], np.int32), "seed": 1, "greedy": True, "temperature": 1.0, "top_k": 0,
+        "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "biases": [], "banned": [0, 1], "exclusive": [], "end_tokens": [], "min_tokens": 0, "logprobs": -1,
+    }  # fmt: skip
+    _native.SamplerState(**settings)
+    with pytest.raises(ValueError, match="allowed"):
+        _native.SamplerState(**settings | {name: value})
